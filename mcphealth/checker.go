@@ -1,0 +1,402 @@
+//go:build go1.21
+
+package mcphealth
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"math/rand"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// confirmAfter is how soon a death that the watch or traffic announced is
+	// confirmed: 50 ms, for a refused connection seldom heals, and clients wait.
+	confirmAfter = 50 * time.Millisecond
+	// maxQuiet is how many intervals traffic may stand in for probes before the
+	// upstream is asked all the same.
+	maxQuiet = 6
+	// maxRetryAfter caps how long a server may ask not to be probed.
+	maxRetryAfter = 5 * time.Minute
+	// minGap is the shortest pause between two probes of one upstream.
+	minGap = 10 * time.Millisecond
+)
+
+// A Checker keeps the state of one upstream: it probes on a schedule, counts the
+// verdicts, and hears from traffic. It holds no goroutine between probes. Tier,
+// Snapshot, Sent, Answered and Settled neither lock nor wait.
+type Checker struct {
+	p     *Prober
+	sched Schedule
+
+	tier atomic.Int32
+	snap atomic.Value // Snapshot
+
+	// Traffic: requests without an answer yet, when one last came (any, and a
+	// JSON-RPC one), as nanoseconds since the Unix epoch, and whether the
+	// suspicion timer runs.
+	waiting  atomic.Int64
+	lastSign atomic.Int64
+	lastRPC  atomic.Int64
+	watching atomic.Bool
+
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	mu        sync.Mutex
+	timer     *time.Timer
+	closed    bool
+	running   bool
+	idle      *sync.Cond // running became false
+	alarm     alarm      // why the next probe was brought forward
+	again     bool       // asked for while one was running
+	quiet     time.Time  // no alarm brings a probe before
+	skipped   int        // intervals in a row that traffic stood in for
+	fresh     int        // probes since the upstream went down, or none found out
+	threshold threshold
+	nextID    int
+	onChange  map[int]func(Change)
+	onResult  map[int]func(Result)
+}
+
+// alarm is what brought a probe forward.
+type alarm int
+
+const (
+	none    alarm = iota
+	asked         // Probe
+	failure       // a live request failed
+	silence       // live requests get no answers
+	ending        // the watched connection ended
+)
+
+// NewChecker makes a checker that Start sets going. The error wraps ErrSchedule.
+func NewChecker(p *Prober, s Schedule) (*Checker, error) {
+	if err := s.Validate(); err != nil {
+		return nil, err
+	}
+	s = s.WithDefaults()
+	c := &Checker{p: p, sched: s, onChange: map[int]func(Change){}, onResult: map[int]func(Result){}}
+	c.idle = sync.NewCond(&c.mu)
+	c.threshold = threshold{rise: s.Rise, fall: s.Fall, state: StateUnknown}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	if s.Wait {
+		c.tier.Store(int32(TierDown))
+	}
+	c.snap.Store(Snapshot{URL: p.target.URL, State: StateUnknown, Reason: NeverProbed, Since: time.Now(),
+		Last: Result{URL: p.target.URL, Verdict: Unknown, Reason: NeverProbed, Era: EraUnknown}})
+	return c, nil
+}
+
+// Target is what is asked.
+func (c *Checker) Target() Target { return c.p.target }
+
+// Start begins to probe, the first time at once. Later calls do nothing.
+func (c *Checker) Start() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.timer == nil && !c.closed {
+		c.timer = time.AfterFunc(0, c.run)
+	}
+}
+
+// Tier is how willingly the request path should choose the upstream.
+func (c *Checker) Tier() Tier { return Tier(c.tier.Load()) }
+
+// Snapshot is all that is known now.
+func (c *Checker) Snapshot() Snapshot { return c.snap.Load().(Snapshot) }
+
+// OnChange has f called after each change of state or reason, in order, with no
+// lock held. f must not block for long: the next probe waits for it.
+func (c *Checker) OnChange(f func(Change)) (cancel func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	id := c.nextID
+	c.nextID++
+	c.onChange[id] = f
+	return func() {
+		c.mu.Lock()
+		delete(c.onChange, id)
+		c.mu.Unlock()
+	}
+}
+
+// OnResult has f called after each probe, as OnChange does.
+func (c *Checker) OnResult(f func(Result)) (cancel func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	id := c.nextID
+	c.nextID++
+	c.onResult[id] = f
+	return func() {
+		c.mu.Lock()
+		delete(c.onResult, id)
+		c.mu.Unlock()
+	}
+}
+
+// SetLine has later probes go another way, as after a reload.
+func (c *Checker) SetLine(l *Line) { c.p.SetLine(l) }
+
+// Probe has the upstream asked now; it does not wait for the answer.
+func (c *Checker) Probe() { c.bringForward(asked) }
+
+// Close stops probing, waits for a probe that runs, and ends the held session. It
+// may be called more than once.
+func (c *Checker) Close() error {
+	c.mu.Lock()
+	first := !c.closed
+	c.closed = true
+	c.cancel()
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+	for c.running {
+		c.idle.Wait()
+	}
+	c.mu.Unlock()
+	if first {
+		ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+		defer cancel()
+		c.p.Close(ctx)
+	}
+	return nil
+}
+
+// bringForward moves the next probe to now, or to the end of the quiet time.
+func (c *Checker) bringForward(why alarm) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed || c.timer == nil {
+		return
+	}
+	if c.running {
+		c.again, c.alarm = true, why
+		return
+	}
+	wait := time.Until(c.quiet)
+	if why == asked || wait < 0 {
+		wait = 0
+	}
+	s := c.Snapshot()
+	if c.alarm == none && time.Until(s.Next) > wait {
+		c.alarm = why
+		s.Next = time.Now().Add(wait)
+		c.snap.Store(s)
+		c.timer.Reset(wait)
+	}
+}
+
+// run is one turn of the schedule. It is the timer's function: no two run at once.
+func (c *Checker) run() {
+	c.mu.Lock()
+	if c.closed || c.running {
+		c.mu.Unlock()
+		return
+	}
+	if c.alarm == none && c.trafficProves() {
+		c.skipped++
+		c.plan(time.Now(), c.pause())
+		c.mu.Unlock()
+		return
+	}
+	why := c.alarm
+	c.running, c.again, c.alarm, c.skipped = true, false, none, 0
+	c.mu.Unlock()
+
+	if c.sched.Limit != nil {
+		c.sched.Limit <- struct{}{}
+	}
+	start := time.Now()
+	r := c.ask()
+	if c.sched.Limit != nil {
+		<-c.sched.Limit
+	}
+	c.conclude(r, start, why)
+}
+
+// ask probes; a bug in it is a result like any other and never a crash.
+func (c *Checker) ask() (r Result) {
+	defer func() {
+		if v := recover(); v != nil {
+			r = Result{URL: c.p.target.URL, Verdict: Unknown, Reason: Canceled, Era: EraUnknown, At: time.Now(),
+				Detail: clean(fmt.Sprintf("the probe itself failed, please report it: %v", v))}
+		}
+	}()
+	return c.p.Probe(c.ctx)
+}
+
+// conclude counts a result, plans the next probe and tells the listeners.
+func (c *Checker) conclude(r Result, start time.Time, why alarm) {
+	c.mu.Lock()
+	vote := r.Verdict
+	if vote == Dead && r.Reason != HealthDown && c.lastRPC.Load() > start.UnixNano() {
+		vote = Unknown // clients got answers meanwhile: this vote is from before
+	}
+	change, changed := c.count(r, vote)
+	c.after(r, start, why)
+	changes, results := c.listeners()
+	c.mu.Unlock()
+
+	if r.Verdict.Vote() > 0 && !c.sched.NoWatch {
+		c.p.watch(func() { c.bringForward(ending) })
+	}
+	for i := 0; i < len(results); i++ {
+		results[i](r)
+	}
+	for i := 0; changed && i < len(changes); i++ {
+		changes[i](change)
+	}
+
+	c.mu.Lock()
+	c.running = false
+	if c.again && !c.closed {
+		c.again = false
+		c.timer.Reset(atLeast(time.Until(c.quiet), minGap))
+	}
+	c.idle.Broadcast()
+	c.mu.Unlock()
+}
+
+// count moves the state by the vote and stores the snapshot.
+func (c *Checker) count(r Result, vote Verdict) (Change, bool) {
+	s := c.Snapshot()
+	before := s.State
+	moved := c.threshold.observe(vote)
+	s.State, s.Last, s.LastAt, s.Probes = c.threshold.state, r, r.At, s.Probes+1
+	reason := s.Reason
+	if vote.Vote() != 0 && !c.threshold.unconfirmed() || s.State == StateUnknown {
+		reason = r.Reason
+	}
+	change := Change{URL: r.URL, From: before, To: s.State, Verdict: r.Verdict, Reason: reason, Detail: r.Detail, At: time.Now()}
+	changed := moved || reason != s.Reason
+	if moved {
+		s.Since = change.At
+	}
+	if changed {
+		keep := s.Changes
+		if len(keep) >= maxChanges {
+			keep = keep[len(keep)-maxChanges+1:]
+		}
+		s.Changes = append(append([]Change(nil), keep...), change)
+	}
+	s.Reason = reason
+	c.snap.Store(s)
+	c.tier.Store(int32(c.tierOf()))
+	return change, changed
+}
+
+func (c *Checker) tierOf() Tier {
+	switch {
+	case c.threshold.state == Down, c.threshold.state == StateUnknown && c.sched.Wait:
+		return TierDown
+	case c.threshold.downs > 0:
+		return TierSuspect
+	case c.threshold.state == UpDegraded:
+		return TierDegraded
+	}
+	return TierUp
+}
+
+// after plans the next probe from what this one found.
+func (c *Checker) after(r Result, start time.Time, why alarm) {
+	pause := c.pause()
+	switch {
+	case c.threshold.unconfirmed():
+		pause = c.sched.Fast
+		if why != none && why != asked && r.Verdict == Dead {
+			pause = atMostD(confirmAfter, c.sched.Fast)
+			c.alarm = why // the confirmation may need another one
+			start = time.Now()
+		}
+	case c.threshold.state == Down || r.Verdict == Unknown && !c.threshold.up():
+		pause = c.backOff()
+	}
+	if r.Verdict.Vote() > 0 {
+		c.fresh = 0
+		c.quiet = c.quietAfter(why)
+	}
+	if d := atMostD(r.RetryAfter, maxRetryAfter); r.Verdict == Degraded && d > pause {
+		pause = d
+		c.quiet = time.Now().Add(d)
+	}
+	c.plan(start, pause)
+}
+
+// quietAfter: a false alarm is not believed again at once. Servers that hang up
+// on idle connections cost at most one probe more per interval.
+func (c *Checker) quietAfter(why alarm) time.Time {
+	switch why {
+	case failure:
+		return time.Now().Add(c.sched.Fast)
+	case silence, ending:
+		return time.Now().Add(c.sched.Interval)
+	}
+	return c.quiet
+}
+
+// pause is the interval, less up to 10 % so that edges do not probe in step; the
+// first is spread by the target's name, so that neighbours do not either.
+func (c *Checker) pause() time.Duration {
+	d := c.sched.Interval
+	if c.Snapshot().Probes <= 1 && c.skipped == 0 {
+		h := fnv.New32a()
+		_, _ = h.Write([]byte(c.p.target.URL))
+		return d/2 + time.Duration(h.Sum32()%1000)*(d/2000)
+	}
+	return d - time.Duration(rand.Intn(100))*(d/1000)
+}
+
+// backOff grows from the fast interval to the full one: an upstream that has
+// just gone is often back within seconds.
+func (c *Checker) backOff() time.Duration {
+	d := c.sched.Fast
+	for i := 0; i < c.fresh && d < c.sched.Interval; i++ {
+		d += d / 2
+	}
+	c.fresh++
+	return atMostD(d, c.sched.Interval)
+}
+
+// plan sets the timer, counted from the start of the probe.
+func (c *Checker) plan(start time.Time, pause time.Duration) {
+	next := start.Add(pause)
+	wait := atLeast(time.Until(next), minGap)
+	s := c.Snapshot()
+	s.Next = time.Now().Add(wait)
+	c.snap.Store(s)
+	if !c.closed {
+		c.timer.Reset(wait)
+	}
+}
+
+func (c *Checker) listeners() ([]func(Change), []func(Result)) {
+	var changes []func(Change)
+	var results []func(Result)
+	for id := 0; id < c.nextID; id++ { // in the order of registration
+		if f := c.onChange[id]; f != nil {
+			changes = append(changes, f)
+		}
+		if f := c.onResult[id]; f != nil {
+			results = append(results, f)
+		}
+	}
+	return changes, results
+}
+
+func atLeast(d, least time.Duration) time.Duration {
+	if d < least {
+		return least
+	}
+	return d
+}
+
+func atMostD(d, most time.Duration) time.Duration {
+	if d > most {
+		return most
+	}
+	return d
+}

@@ -1,0 +1,197 @@
+//go:build go1.21
+
+package mcphealth
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// AliveIf says which answers count as life.
+type AliveIf string
+
+const (
+	// AliveIfMCP, the default, takes every answer that a real MCP server, or the
+	// authorization in front of it, gives; a proxy's page or a bare 404 is none.
+	AliveIfMCP AliveIf = "mcp"
+	// AliveIfAnyResponse is the literal rule of the published probe specification:
+	// any HTTP answer is life, only a failed connection and a timeout are death.
+	AliveIfAnyResponse AliveIf = "any_response"
+)
+
+// DefaultTimeout bounds one whole probe: stdio bridges that spawn a child per
+// request were measured at up to 4 s on two cores.
+const DefaultTimeout = 5 * time.Second
+
+// Target is what one upstream is asked: everything that can change a verdict.
+// Zero values mean the defaults.
+type Target struct {
+	// URL of the MCP endpoint, http or https. Required.
+	URL string
+	// Host is the Host header that clients use. Empty: learned from traffic,
+	// and guessed from URL until then.
+	Host string
+	// Header is sent with every probe, as credentials are. It never shows in a Result.
+	Header http.Header
+	// Era pins the protocol generation: Modern, Legacy or SSE. Empty or
+	// EraUnknown: found out.
+	Era Era
+	// AliveIf says which answers count as life. Default AliveIfMCP.
+	AliveIf AliveIf
+	// Shallow never opens a session: a stateful legacy server is then asked only
+	// what its session router answers. Default false: one session per upstream
+	// and process, held and pinged, ended by Close.
+	Shallow bool
+	// ExpectTools must all be listed by tools/list, or the verdict is tools_missing.
+	ExpectTools []string
+	// CallTool names a canary tool, called with CallArgs (a JSON object, default
+	// {}) in each probe; an error or isError is tool_failing. The tool must be
+	// safe to run every interval.
+	CallTool string
+	CallArgs string
+	// SlowAfter makes a slower answer degraded. 0 = never.
+	SlowAfter time.Duration
+	// HealthPath is fetched by GET from the same upstream before the question: 503
+	// or status "unhealthy" is health_down, "degraded" and "draining" degrade.
+	HealthPath string
+	// Fresh asks, besides, a method that cannot exist: no cache can answer it.
+	Fresh bool
+	// Timeout bounds one whole probe. Default 5 s.
+	Timeout time.Duration
+}
+
+// ErrTarget and ErrSchedule are the classes of bad settings.
+var (
+	ErrTarget   = errors.New("bad target")
+	ErrSchedule = errors.New("bad schedule")
+)
+
+// WithDefaults fills in what is not set.
+func (t Target) WithDefaults() Target {
+	if t.Timeout == 0 {
+		t.Timeout = DefaultTimeout
+	}
+	if t.AliveIf == "" {
+		t.AliveIf = AliveIfMCP
+	}
+	if t.CallTool != "" && t.CallArgs == "" {
+		t.CallArgs = "{}"
+	}
+	if t.Era == "" {
+		t.Era = EraUnknown
+	}
+	return t
+}
+
+// Validate says what is wrong with the target, wrapping ErrTarget.
+func (t Target) Validate() error {
+	u, err := url.Parse(t.URL)
+	if err != nil {
+		return fmt.Errorf("%w: url %q: %v", ErrTarget, t.URL, err)
+	}
+	if (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
+		return fmt.Errorf("%w: url %q: want http://host[:port]/path or https://…", ErrTarget, t.URL)
+	}
+	if u.User != nil {
+		return fmt.Errorf("%w: url: credentials belong into a header, not into the URL", ErrTarget)
+	}
+	switch t.Era {
+	case "", EraUnknown, Modern, Legacy, SSE:
+	default:
+		return fmt.Errorf("%w: era %q: want auto, modern, legacy or sse", ErrTarget, t.Era)
+	}
+	if t.AliveIf != "" && t.AliveIf != AliveIfMCP && t.AliveIf != AliveIfAnyResponse {
+		return fmt.Errorf("%w: alive_if %q: want mcp or any_response", ErrTarget, t.AliveIf)
+	}
+	if t.Timeout < 0 || t.SlowAfter < 0 {
+		return fmt.Errorf("%w: timeout %v, slow_after %v: want a positive duration", ErrTarget, t.Timeout, t.SlowAfter)
+	}
+	if t.HealthPath != "" && !strings.HasPrefix(t.HealthPath, "/") {
+		return fmt.Errorf("%w: health_path %q: want a path that begins with /", ErrTarget, t.HealthPath)
+	}
+	if t.Shallow && (len(t.ExpectTools) > 0 || t.CallTool != "") {
+		return fmt.Errorf("%w: expect_tool and call need a session on stateful servers: they contradict deep off", ErrTarget)
+	}
+	return t.validateCall()
+}
+
+func (t Target) validateCall() error {
+	if t.CallTool == "" {
+		if t.CallArgs != "" {
+			return fmt.Errorf("%w: call arguments without a tool to call", ErrTarget)
+		}
+		return nil
+	}
+	var args map[string]any
+	if t.CallArgs != "" && json.Unmarshal([]byte(t.CallArgs), &args) != nil {
+		return fmt.Errorf("%w: arguments of tool %q: %s: want a JSON object", ErrTarget, t.CallTool, t.CallArgs)
+	}
+	return nil
+}
+
+// Schedule is when an upstream is asked, and what its answers count for.
+// Zero values mean the defaults.
+type Schedule struct {
+	// Interval between probes of an upstream whose state is settled. Default 10 s.
+	Interval time.Duration
+	// Fast is the interval while a verdict is unconfirmed, or an upstream freshly
+	// down; it backs off to Interval. Measured from start to start. Default 1 s,
+	// at most Interval.
+	Fast time.Duration
+	// Fall is how many dead votes in a row take an upstream down. Default 2.
+	Fall int
+	// Rise is how many votes in a row bring it up again. Default 1.
+	Rise int
+	// Wait keeps an upstream out of rotation until its first verdict. Default
+	// false: it is tried at once.
+	Wait bool
+	// NoWatch turns the death watch off: no connection stays open between probes.
+	NoWatch bool
+	// NoTraffic asks every interval, also while traffic proves life.
+	NoTraffic bool
+	// Limit, if set, is a semaphore shared by checkers: how many probe at once.
+	Limit chan struct{}
+}
+
+// WithDefaults fills in what is not set.
+func (s Schedule) WithDefaults() Schedule {
+	if s.Interval == 0 {
+		s.Interval = 10 * time.Second
+	}
+	if s.Fast == 0 {
+		s.Fast = time.Second
+	}
+	if s.Fast > s.Interval {
+		s.Fast = s.Interval
+	}
+	if s.Fall == 0 {
+		s.Fall = 2
+	}
+	if s.Rise == 0 {
+		s.Rise = 1
+	}
+	return s
+}
+
+// minInterval keeps a typing mistake from becoming a flood of probes.
+const minInterval = 10 * time.Millisecond
+
+// Validate says what is wrong with the schedule, wrapping ErrSchedule.
+func (s Schedule) Validate() error {
+	switch {
+	case s.Interval < 0 || (s.Interval > 0 && s.Interval < minInterval):
+		return fmt.Errorf("%w: interval %v: want at least %v", ErrSchedule, s.Interval, minInterval)
+	case s.Fast < 0 || (s.Fast > 0 && s.Fast < minInterval):
+		return fmt.Errorf("%w: fast %v: want at least %v", ErrSchedule, s.Fast, minInterval)
+	case s.Fall < 0:
+		return fmt.Errorf("%w: fall %d: want 1 or more", ErrSchedule, s.Fall)
+	case s.Rise < 0:
+		return fmt.Errorf("%w: rise %d: want 1 or more", ErrSchedule, s.Rise)
+	}
+	return nil
+}

@@ -1,0 +1,190 @@
+//go:build go1.21
+
+package mcphealth
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+)
+
+// deeper asks, of an upstream that lives, what the target wants besides: a method
+// that no cache can answer, the tools it expects, a canary call.
+func (p *Prober) deeper(ctx context.Context, f finding) finding {
+	if f.verdict != Ready && f.verdict != Alive {
+		return f
+	}
+	if p.target.Fresh {
+		fresh := p.judge(p.ask(ctx, p.inEra("mcphealth/"+newID(), "")))
+		if fresh.final && fresh.verdict == Dead {
+			return fresh
+		}
+	}
+	if len(p.target.ExpectTools) > 0 && f.verdict == Ready {
+		if worse := p.tools(ctx); worse.verdict != "" {
+			return worse
+		}
+	}
+	if p.target.CallTool != "" && f.verdict == Ready {
+		if worse := p.call(ctx); worse.verdict != "" {
+			return worse
+		}
+	}
+	return f
+}
+
+// inEra is a question in the form that this upstream takes.
+func (p *Prober) inEra(method, params string) question {
+	q := question{method: method, params: params, session: ghostID}
+	switch {
+	case p.habit == modern:
+		q.modern, q.version = true, p.modern
+	case p.session.open:
+		q.session, q.version = p.session.id, p.session.version
+	}
+	return q
+}
+
+// maxPages is how many pages of tools/list are read: no real server has more, a
+// hostile one has no end.
+const maxPages = 50
+
+// tools looks for the expected tools, page by page.
+func (p *Prober) tools(ctx context.Context) finding {
+	missing := map[string]bool{}
+	for i := 0; i < len(p.target.ExpectTools); i++ {
+		missing[p.target.ExpectTools[i]] = true
+	}
+	cursor := ""
+	var f finding
+	for page := 0; page < maxPages && len(missing) > 0; page++ {
+		params := ""
+		if cursor != "" {
+			params = `{"cursor":` + quote(cursor) + `}`
+		}
+		q := p.inEra("tools/list", params)
+		q.limit = maxToolList
+		f = p.judge(p.ask(ctx, q))
+		if f.verdict != Ready {
+			return failedCall(f)
+		}
+		var list struct {
+			Tools []struct {
+				Name string `json:"name"`
+			} `json:"tools"`
+			NextCursor string `json:"nextCursor"`
+		}
+		_ = json.Unmarshal(f.a.msg.Result, &list)
+		for i := 0; i < len(list.Tools); i++ {
+			delete(missing, list.Tools[i].Name)
+		}
+		if cursor = list.NextCursor; cursor == "" {
+			break
+		}
+	}
+	for i := 0; i < len(p.target.ExpectTools); i++ {
+		if name := p.target.ExpectTools[i]; missing[name] {
+			return finding{verdict: Degraded, reason: ToolsMissing, a: f.a, mcp: true,
+				detail: "tools/list does not name the expected tool " + quote(name)}
+		}
+	}
+	return finding{}
+}
+
+// failedCall is what a question after a good ladder means when it fails: its own
+// verdict where that speaks of the upstream, else a degraded one.
+func failedCall(f finding) finding {
+	switch {
+	case f.final:
+	case f.reason == MethodNotFound:
+		f.verdict, f.reason = Degraded, ToolsMissing
+	default:
+		f.verdict, f.reason = Degraded, HandshakeFailed
+	}
+	return f
+}
+
+// call runs the canary tool. Whatever goes wrong in it is the tool's failure: the
+// server itself has just answered.
+func (p *Prober) call(ctx context.Context) finding {
+	q := p.inEra("tools/call", `{"name":`+quote(p.target.CallTool)+`,"arguments":`+p.target.CallArgs+`}`)
+	q.name = p.target.CallTool
+	f := p.judge(p.ask(ctx, q))
+	if f.verdict == Degraded && f.final || f.reason == Canceled {
+		return f
+	}
+	if f.verdict == Ready {
+		var r struct {
+			IsError bool `json:"isError"`
+		}
+		if json.Unmarshal(f.a.msg.Result, &r) == nil && !r.IsError {
+			return finding{}
+		}
+		f.detail = "tools/call " + quote(p.target.CallTool) + ": the result says isError"
+	}
+	f.verdict, f.reason, f.mcp = Degraded, ToolFailing, true
+	return f
+}
+
+// health fetches the health document, if one is configured. Only a document that
+// says something counts: where it is absent or no JSON, the MCP endpoint decides.
+func (p *Prober) health(ctx context.Context) finding {
+	if p.target.HealthPath == "" {
+		return finding{}
+	}
+	a := p.getHealth(ctx)
+	var doc struct {
+		Status string `json:"status"`
+	}
+	_ = json.Unmarshal([]byte(a.text), &doc)
+	detail := "GET " + p.target.HealthPath + ": " + describeHealth(a, clean(doc.Status))
+	switch {
+	case a.err != nil && a.reason != Canceled:
+		p.warn("health_path: %s", detail)
+	case a.status == http.StatusServiceUnavailable || doc.Status == "unhealthy":
+		if doc.Status == "draining" {
+			return finding{verdict: Degraded, reason: Draining, a: a, detail: detail, mcp: true}
+		}
+		return finding{verdict: Dead, reason: HealthDown, a: a, detail: detail, final: true}
+	case doc.Status == "draining":
+		return finding{verdict: Degraded, reason: Draining, a: a, detail: detail, mcp: true}
+	case doc.Status == "degraded":
+		return finding{verdict: Degraded, reason: InternalError, a: a, detail: detail, mcp: true}
+	case a.status != http.StatusOK:
+		p.warn("health_path: %s", detail)
+	}
+	return finding{}
+}
+
+func describeHealth(a answer, status string) string {
+	if a.err != nil {
+		return clean(a.err.Error())
+	}
+	return fmt.Sprintf("HTTP %d, status %q", a.status, status)
+}
+
+func (p *Prober) getHealth(ctx context.Context) answer {
+	u := *p.url
+	u.Path, u.RawPath, u.RawQuery = p.target.HealthPath, "", ""
+	a := answer{q: question{method: "GET " + p.target.HealthPath}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		a.err, a.reason = err, ProbeRejected
+		return a
+	}
+	p.common(req)
+	req.Header.Set("Accept", "application/json")
+	resp, err := p.line.roundTrip(req)
+	if err != nil {
+		st := &stage{}
+		a.err, a.reason = err, st.reason(ctx, err)
+		return a
+	}
+	defer resp.Body.Close()
+	b, _ := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	a.status, a.header, a.text = resp.StatusCode, resp.Header, string(b)
+	p.note(a)
+	return a
+}

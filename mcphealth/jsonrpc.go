@@ -1,0 +1,165 @@
+//go:build go1.21
+
+package mcphealth
+
+import (
+	"bytes"
+	"encoding/json"
+)
+
+// message is one JSON-RPC 2.0 message, read as far as a probe needs it.
+// All fields are exported because Yaegi hands this type to encoding/json.
+type message struct {
+	JSONRPC string          `json:"jsonrpc"`
+	ID      json.RawMessage `json:"id"`
+	Method  string          `json:"method"`
+	Result  json.RawMessage `json:"result"`
+	Error   *rpcError       `json:"error"`
+}
+
+// rpcError is the error object. Code is raw: servers have been seen to send
+// strings and floats there, and a strict type would lose the whole message.
+type rpcError struct {
+	Code    json.RawMessage `json:"code"`
+	Message string          `json:"message"`
+	Data    json.RawMessage `json:"data"`
+}
+
+// The JSON-RPC error codes that a probe tells apart (JSON-RPC 2.0 §5.1; MCP
+// 2026-07-28, "Error codes").
+const (
+	codeMethodNotFound = -32601
+	codeInternal       = -32603
+	codeHeaderMismatch = -32020
+	codeMissingCap     = -32021
+	codeVersion        = -32022
+)
+
+func (e *rpcError) code() int {
+	var n float64
+	if e == nil || json.Unmarshal(e.Code, &n) != nil {
+		return 0
+	}
+	return int(n)
+}
+
+// parseMessage reads data as one JSON-RPC response. It is nil for anything
+// else: foreign JSON, a request (an echo of ours, say), a batch.
+func parseMessage(data []byte) *message {
+	var m message
+	if len(bytes.TrimSpace(data)) == 0 || bytes.TrimSpace(data)[0] != '{' || json.Unmarshal(data, &m) != nil {
+		return nil
+	}
+	if m.JSONRPC != "2.0" || m.Method != "" || (m.Result == nil && m.Error == nil) {
+		return nil
+	}
+	return &m
+}
+
+// answers reports whether m answers the request with this id. Results must
+// carry the id; errors may carry none, null, or the literal by which the Python
+// SDK marks an error that belongs to no request ("server-error").
+func (m *message) answers(id string) bool {
+	if m == nil {
+		return false
+	}
+	raw := string(bytes.TrimSpace(m.ID))
+	if raw == `"`+id+`"` {
+		return true
+	}
+	return m.Error != nil && (raw == "" || raw == "null" || raw == `"server-error"`)
+}
+
+// MaxIDBody is how many bytes of a request body RequestID needs at most:
+// 64 KiB, far above any request whose id comes before its parameters.
+const MaxIDBody = 64 << 10
+
+// maxID is the longest id that is echoed, in bytes of JSON.
+const maxID = 1 << 10
+
+// ID is the id of a client's JSON-RPC request as it goes into an error answer:
+// a JSON value, null (batch, unreadable), or absent (a notification).
+type ID struct {
+	raw    string
+	absent bool
+}
+
+// NullID is the id of an error that answers no readable request.
+var NullID = ID{raw: "null"}
+
+// JSON is the id as it stands in the answer; "" means that it has none.
+func (id ID) JSON() string {
+	if id.absent {
+		return ""
+	}
+	if id.raw == "" {
+		return "null"
+	}
+	return id.raw
+}
+
+// RequestID finds the id of the JSON-RPC request in the first bytes of a body,
+// which may be cut off. A batch, an unreadable body and an id that is neither
+// string nor number give null; a notification or a response has no id.
+func RequestID(body []byte) ID {
+	dec := json.NewDecoder(bytes.NewReader(body))
+	dec.UseNumber()
+	if tok, err := dec.Token(); err != nil || tok != json.Delim('{') {
+		return NullID
+	}
+	id, hasID, hasMethod := NullID, false, false
+	for dec.More() {
+		key, err := dec.Token()
+		if err != nil {
+			return id
+		}
+		if key == "id" {
+			var v json.RawMessage
+			if dec.Decode(&v) != nil {
+				return id
+			}
+			id, hasID = idFrom(v), true
+			continue
+		}
+		hasMethod = hasMethod || key == "method"
+		if skip(dec) != nil {
+			return id
+		}
+	}
+	if _, err := dec.Token(); err != nil || hasID == hasMethod {
+		return id // cut off (the id may come later), a request, or no JSON-RPC at all
+	}
+	return ID{absent: true}
+}
+
+// idFrom keeps a string or number as it was written.
+func idFrom(raw json.RawMessage) ID {
+	raw = bytes.TrimSpace(raw)
+	if len(raw) == 0 || len(raw) > maxID {
+		return NullID
+	}
+	if c := raw[0]; c == '"' || c == '-' || (c >= '0' && c <= '9') {
+		return ID{raw: string(raw)}
+	}
+	return NullID
+}
+
+// skip reads over the next value without building it.
+func skip(dec *json.Decoder) error {
+	for depth := 0; ; {
+		tok, err := dec.Token()
+		if err != nil {
+			return err
+		}
+		if d, ok := tok.(json.Delim); ok {
+			if d == '{' || d == '[' {
+				depth++
+			} else {
+				depth--
+			}
+		}
+		if depth == 0 {
+			return nil
+		}
+	}
+}

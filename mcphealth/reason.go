@@ -1,0 +1,102 @@
+//go:build go1.21
+
+package mcphealth
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+)
+
+// errorWords tells transport errors by their text: package syscall, which would
+// tell them by number, cannot be imported under Yaegi, and Caddy's DialError
+// hides what it wraps. First match wins.
+var errorWords = []struct {
+	word   string
+	reason Reason
+}{
+	{"server gave HTTP response to HTTPS client", TLS},
+	{"tls: ", TLS},
+	{"x509: ", TLS},
+	{"certificate", TLS},
+	{"no such host", DNS},
+	{"lookup ", DNS},
+	{"connection refused", Refused},
+	{"no route to host", Refused},
+	{"network is unreachable", Refused},
+	{"host is down", Refused},
+	{"no such file or directory", Refused},
+	{"permission denied", Refused},
+	{"malformed HTTP", NotMCP},
+	{"malformed MIME", NotMCP},
+	{"response headers exceeded", NotMCP},
+	{"invalid header", NotMCP},
+	{"transfer encoding", NotMCP},
+	{"Content-Length", NotMCP},
+	{"gzip: ", NotMCP},
+	{"protocol error", NotMCP},
+	{"unexpected EOF", NotMCP},
+	{"timeout awaiting response headers", Timeout},
+}
+
+func reasonByWords(err error) Reason {
+	for i := 0; i < len(errorWords); i++ {
+		if strings.Contains(err.Error(), errorWords[i].word) {
+			return errorWords[i].reason
+		}
+	}
+	return ""
+}
+
+// reason classifies why no answer came.
+func (s *stage) reason(ctx context.Context, err error) Reason {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ctx.Err() == context.Canceled {
+		return Canceled
+	}
+	if ctx.Err() != nil || isTimeout(err) {
+		switch {
+		case s.connected:
+			return Timeout
+		case s.resolving:
+			return DNS
+		case s.shaking:
+			return TLS
+		}
+		return ConnectTimeout
+	}
+	if r := reasonByWords(err); r != "" && !(s.connected && r == Refused) {
+		if r == NotMCP && strings.HasSuffix(err.Error(), "EOF") {
+			return Reset
+		}
+		return r
+	}
+	if s.connected || s.shaking {
+		return Reset // EOF, connection reset, broken pipe: it ended before an answer
+	}
+	return Refused
+}
+
+// bodyReason classifies why an answer that had begun did not end.
+func bodyReason(ctx context.Context, err error) Reason {
+	switch {
+	case ctx.Err() == context.Canceled:
+		return Canceled
+	case ctx.Err() != nil || isTimeout(err):
+		return Stalled
+	}
+	if reasonByWords(err) == NotMCP {
+		return NotMCP // truncated, or not what its headers say
+	}
+	return Reset
+}
+
+func isTimeout(err error) bool {
+	var ne net.Error
+	if errors.Is(err, context.DeadlineExceeded) || (errors.As(err, &ne) && ne.Timeout()) {
+		return true
+	}
+	return strings.Contains(err.Error(), "i/o timeout")
+}

@@ -1,0 +1,176 @@
+//go:build go1.21
+
+package mcphealth
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"time"
+)
+
+// session is the one legacy session that a prober holds: opened once per upstream
+// and process, pinged, renewed when lost, ended by Close.
+type session struct {
+	open    bool
+	id      string // "" where the server hands out none
+	version string // as negotiated
+	renewed int    // probes in a row that had to renew it
+
+	fails   int // initializes that failed in a row
+	next    time.Time
+	failure finding // what the last one said; it stands until the next is due
+}
+
+const (
+	// maxRenewals is how many probes in a row may renew a lost session before the
+	// prober stops holding one: such a server keeps none for long.
+	maxRenewals = 3
+	// initPause and maxInitPause bound how often a failing initialize is repeated.
+	// The first repetition may come at once, so that `fall` can confirm it.
+	initPause    = 10 * time.Second
+	maxInitPause = time.Minute
+)
+
+func (s *session) tooSoon(now time.Time) bool { return s.fails > 1 && now.Before(s.next) }
+
+func (s *session) failed(now time.Time, f finding) {
+	s.fails++
+	pause := initPause
+	for i := 2; i < s.fails && pause < maxInitPause; i++ {
+		pause *= 2
+	}
+	if pause > maxInitPause {
+		pause = maxInitPause
+	}
+	s.next, s.failure = now.Add(pause), f
+}
+
+// initialize opens a session, with a version the server lists if it refuses ours.
+func (p *Prober) initialize(ctx context.Context) finding {
+	p.offered = true
+	p.session = session{renewed: p.session.renewed, fails: p.session.fails, next: p.session.next}
+	f := p.offer(ctx, legacyVersion)
+	if f.verdict != Ready && !f.final {
+		if v := olderThan(legacyVersion, f.versions()); v != "" {
+			f = p.offer(ctx, v)
+		}
+	}
+	return f
+}
+
+func olderThan(than string, versions []string) string {
+	best := ""
+	for i := 0; i < len(versions); i++ {
+		if v := versions[i]; v < than && v > best {
+			best = v
+		}
+	}
+	return best
+}
+
+func (p *Prober) offer(ctx context.Context, version string) finding {
+	f := p.judge(p.ask(ctx, question{method: "initialize",
+		params: `{"protocolVersion":` + quote(version) + `,"capabilities":{},"clientInfo":` + clientInfo + `}`}))
+	id := ""
+	if f.a.header != nil {
+		id = f.a.header.Get("Mcp-Session-Id")
+	}
+	negotiated := ""
+	if f.verdict == Ready {
+		negotiated = p.heard(f.a.msg.Result)
+	}
+	if f.verdict == Ready && negotiated == "" {
+		f = finding{verdict: Dead, reason: NotMCP, a: f.a, detail: "initialize: a JSON-RPC result without protocolVersion, which is no InitializeResult"}
+	}
+	if id != "" {
+		p.opened = true
+		p.session.open, p.session.id, p.session.version = true, id, version
+	}
+	if f.verdict != Ready {
+		p.hangUp(ctx) // an error answer may carry a fresh session too (Python SDK 2)
+		return f
+	}
+	p.session = session{open: true, id: id, version: negotiated, renewed: p.session.renewed}
+	p.habit = stateful
+	if id == "" {
+		p.habit = stateless // nothing to hold: ask without a session from now on
+	}
+	return f
+}
+
+// heard reads an InitializeResult and returns the version it settles on, or "".
+func (p *Prober) heard(result json.RawMessage) string {
+	var r struct {
+		ProtocolVersion string     `json:"protocolVersion"`
+		ServerInfo      ServerInfo `json:"serverInfo"`
+	}
+	if json.Unmarshal(result, &r) != nil || r.ProtocolVersion == "" {
+		return ""
+	}
+	p.hear(r.ServerInfo, []string{r.ProtocolVersion})
+	return clean(r.ProtocolVersion)
+}
+
+// inSession pings the held session. A lost one is renewed once in the same probe
+// and does not count: servers drop idle sessions as a matter of course.
+func (p *Prober) inSession(ctx context.Context) finding {
+	if p.target.Shallow || !p.session.open {
+		return p.ghost(ctx, "server/discover")
+	}
+	f := p.judge(p.ask(ctx, question{method: "ping", session: p.session.id, version: p.session.version}))
+	if !f.sessionLost() {
+		p.session.renewed = 0
+		if f.reason == MethodNotFound {
+			f.mcp = true
+		}
+		return f
+	}
+	lost := f
+	p.session.open = false
+	if p.session.renewed++; p.session.renewed >= maxRenewals {
+		p.warn("session_unstable: the server lost our session %d probes in a row; it is no longer held", p.session.renewed)
+		return p.ghost(ctx, "server/discover")
+	}
+	if p.session.tooSoon(time.Now()) {
+		return p.session.failure
+	}
+	f = p.initialize(ctx)
+	if f.verdict == Ready {
+		p.warn("session_renewed: the server no longer knew our session (HTTP %d) and gave a new one", lost.a.status)
+		return f
+	}
+	f.mcp = false // let the ladder find out what became of this server
+	p.session.failed(time.Now(), f)
+	return f
+}
+
+// endTimeout bounds the DELETE that ends a session: it must not hold a verdict,
+// a reload or a shutdown back for long.
+const endTimeout = 2 * time.Second
+
+// hangUp ends the held session. Whether the server allows that is its business:
+// 404 and 405 are fine (MCP 2025-11-25 "Session Management").
+func (p *Prober) hangUp(ctx context.Context) {
+	if !p.session.open || p.session.id == "" {
+		p.session.open = false
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodDelete, p.url.String(), nil)
+	if err != nil {
+		return
+	}
+	p.common(req)
+	req.Header.Set("Accept", "application/json, text/event-stream")
+	req.Header.Set("Mcp-Session-Id", p.session.id)
+	req.Header.Set("MCP-Protocol-Version", p.session.version)
+	p.session.open, p.session.id = false, ""
+	resp, err := p.line.roundTrip(req)
+	if err != nil {
+		return
+	}
+	_ = resp.Body.Close()
+	p.closed = resp.StatusCode < 300
+}

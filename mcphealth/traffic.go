@@ -1,0 +1,75 @@
+//go:build go1.21
+
+package mcphealth
+
+import "time"
+
+// Sent notes that a request went out to the upstream. Each is followed by one of
+// Answered, Settled and Failed. If nothing comes back to any of them for the fast
+// interval, the upstream is asked at once.
+func (c *Checker) Sent() {
+	c.waiting.Add(1)
+	if c.watching.Load() || !c.watching.CompareAndSwap(false, true) {
+		return
+	}
+	since := time.Now().UnixNano()
+	time.AfterFunc(c.sched.Fast, func() { c.listen(since) })
+}
+
+// listen is the end of one fast interval with requests under way.
+func (c *Checker) listen(since int64) {
+	c.watching.Store(false)
+	if c.waiting.Load() <= 0 || c.ctx.Err() != nil {
+		return
+	}
+	if c.lastSign.Load() < since && c.Snapshot().LastAt.UnixNano() < since {
+		c.bringForward(silence)
+		return
+	}
+	if c.watching.CompareAndSwap(false, true) {
+		now := time.Now().UnixNano()
+		time.AfterFunc(c.sched.Fast, func() { c.listen(now) })
+	}
+}
+
+// Answered notes that a real JSON-RPC answer came back to a request that carried
+// this Host: it proves life as well as a probe does.
+func (c *Checker) Answered(host string) {
+	now := time.Now().UnixNano()
+	c.lastSign.Store(now)
+	c.lastRPC.Store(now)
+	c.waiting.Add(-1)
+	c.p.LearnHost(host)
+}
+
+// Settled notes that a request ended in some other way that says nothing of the
+// upstream: a page, a client that left.
+func (c *Checker) Settled() {
+	c.lastSign.Store(time.Now().UnixNano())
+	c.waiting.Add(-1)
+}
+
+// Failed notes that a live request did not reach the upstream or got no answer.
+// It is no vote: others are preferred, and a probe decides, at once.
+func (c *Checker) Failed(Reason) {
+	c.waiting.Add(-1)
+	t := c.tier.Load()
+	if t == int32(TierUp) || t == int32(TierDegraded) {
+		c.tier.CompareAndSwap(t, int32(TierSuspect))
+	}
+	c.bringForward(failure)
+}
+
+// trafficProves reports whether the coming probe can be left out: a real answer
+// passed within the last interval, the upstream is up, nothing deeper is asked
+// of it, and it was probed not too long ago.
+func (c *Checker) trafficProves() bool {
+	t := c.p.target
+	if c.sched.NoTraffic || c.skipped >= maxQuiet-1 || c.threshold.state != Up || c.Tier() != TierUp {
+		return false
+	}
+	if len(t.ExpectTools) > 0 || t.CallTool != "" || t.HealthPath != "" || t.Fresh || t.SlowAfter > 0 {
+		return false
+	}
+	return time.Since(time.Unix(0, c.lastRPC.Load())) < c.sched.Interval
+}
