@@ -1,0 +1,68 @@
+# What a newcomer runs: `make run`, then `make test`. CI runs .ci/run, which calls
+# both and `make e2e`.
+
+CADDY_VERSION  := v2.11.9
+XCADDY_VERSION := v0.4.5
+MODULE         := github.com/mcphealth/mcphealth
+
+# The race detector needs a C compiler; without one the tests run all the same.
+RACE := $(shell command -v $${CC:-gcc} >/dev/null 2>&1 && echo -race)
+SOURCES := $(shell find mcphealth caddymodule cmd -name '*.go' -not -name '*_test.go' 2>/dev/null) go.mod go.sum
+
+.PHONY: help run build test yaegi adapt suite e2e bench fuzz flake lint clean
+
+help: ## this list
+	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+run: build bin/mcp-server ## Caddy with the modules and three small MCP servers, on loopback
+	examples/run
+
+build: bin/caddy bin/mcphealth ## bin/caddy (with the modules) and bin/mcphealth
+
+bin/caddy: $(SOURCES)
+	GOWORK=off go run github.com/caddyserver/xcaddy/cmd/xcaddy@$(XCADDY_VERSION) build $(CADDY_VERSION) \
+		--with $(MODULE)/caddymodule --replace $(MODULE)=$(CURDIR) --output bin/caddy
+
+bin/mcphealth: $(SOURCES)
+	CGO_ENABLED=0 go build -trimpath -o bin/mcphealth ./cmd/mcphealth
+
+bin/mcp-server: $(shell find examples/servers -name '*.go') examples/servers/go.mod
+	cd examples/servers && CGO_ENABLED=0 go build -o ../../bin/mcp-server .
+
+test: ## vet and all tests that need Go alone: core, Caddy in process, the interpreter
+	go vet ./...
+	go test $(RACE) ./...
+	$(MAKE) yaegi
+
+yaegi: ## the core in Traefik's interpreter
+	cd test/yaegi && go vet ./... && go test ./...
+
+adapt: ## the golden Caddyfiles
+	go test ./caddymodule -run Adapt
+
+suite: bin/mcphealth ## the public bug cases, against the command (Python 3.11)
+	PYTHONDONTWRITEBYTECODE=1 python3 test/suite/run.py --open --cmd 'bin/mcphealth probe --json {args} {url}'
+
+e2e: build ## real Caddy, real MCP servers, real clients (installs from Debian and npm what is missing)
+	test/e2e/install
+	$(MAKE) suite
+	cd test/e2e && go vet ./... && go test -timeout 20m -count=1 ./...
+
+bench: build bin/mcp-server ## the request path, ours and plain Caddy in one run
+	cd bench && go run . 
+
+FUZZTIME := 30s
+fuzz: ## the readers of hostile input, FUZZTIME each
+	@for f in $$(grep -ho 'func Fuzz[A-Za-z0-9]*' mcphealth/*_test.go | cut -d' ' -f2); do \
+		go test ./mcphealth -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) || exit 1; done
+
+flake: ## the scheduler tests 500 times, the core three times with the race detector
+	go test ./mcphealth -run 'Check|Probe|Watch|Interval|Traffic|Close|Hung|Down|Alarm' -count=500
+	go test $(RACE) ./mcphealth -count=3
+
+lint: ## gofmt and vet, everywhere
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); exit 1; }
+	go vet ./...
+
+clean: ## what was built
+	rm -rf bin test/e2e/.cache

@@ -1,0 +1,465 @@
+package mcphealth
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// bubble is a network in memory: fake time runs on while its connections wait,
+// which it does not with real sockets.
+type bubble struct {
+	mu      sync.Mutex
+	mode    string // "modern", "refused", "hang", "busy"
+	asked   []time.Time
+	conns   []net.Conn
+	retry   string
+	release chan struct{}
+}
+
+func (b *bubble) set(mode string) {
+	b.mu.Lock()
+	b.mode = mode
+	b.mu.Unlock()
+}
+
+// kill ends all connections, as the end of the process would.
+func (b *bubble) kill() {
+	b.mu.Lock()
+	b.mode = "refused"
+	conns := b.conns
+	b.conns = nil
+	b.mu.Unlock()
+	for _, c := range conns {
+		c.Close()
+	}
+}
+
+func (b *bubble) probes() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.asked)
+}
+
+func (b *bubble) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.asked = append(b.asked, time.Now())
+	if b.mode == "refused" {
+		return nil, errors.New("dial tcp: connect: connection refused")
+	}
+	client, server := net.Pipe()
+	b.conns = append(b.conns, server)
+	go b.serve(server, b.mode)
+	return client, nil
+}
+
+func (b *bubble) serve(c net.Conn, mode string) {
+	r := bufio.NewReader(c)
+	for {
+		req, err := http.ReadRequest(r)
+		if err != nil {
+			return
+		}
+		body, _ := io.ReadAll(req.Body)
+		var m message
+		_ = json.Unmarshal(body, &m)
+		status, head, answer := 200, "", `{"jsonrpc":"2.0","id":`+string(m.ID)+`,"result":{"supportedVersions":["2026-07-28"],"capabilities":{}}}`
+		switch mode {
+		case "hang":
+			_, _ = io.Copy(io.Discard, r)
+			return
+		case "busy":
+			status, head, answer = 429, "Retry-After: "+b.retry+"\r\n", "{}"
+		}
+		fmt.Fprintf(c, "HTTP/1.1 %d X\r\nContent-Type: application/json\r\n%sContent-Length: %d\r\n\r\n%s", status, head, len(answer), answer)
+	}
+}
+
+// checker starts a checker against b and closes it with the test.
+func (b *bubble) checker(t *testing.T, s Schedule, options ...func(*Target)) *Checker {
+	t.Helper()
+	target := Target{URL: "http://upstream.test/mcp"}
+	for _, o := range options {
+		o(&target)
+	}
+	p, err := NewProber(target, NewLine(&http.Transport{DialContext: b.dial}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := NewChecker(p, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Start()
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func wantState(t *testing.T, c *Checker, state State, reason Reason) {
+	t.Helper()
+	synctest.Wait()
+	if s := c.Snapshot(); s.State != state || s.Reason != reason {
+		t.Errorf("state %s (%s), want %s (%s); last: %s", s.State, s.Reason, state, reason, s.Last.Detail)
+	}
+}
+
+func TestFirstProbeIsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.checker(t, Schedule{})
+		wantState(t, c, Up, OK)
+		if n := b.probes(); n != 1 {
+			t.Errorf("probed %d times at once, want 1", n)
+		}
+	})
+}
+
+func TestIntervalIsNeverExceeded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		b.checker(t, Schedule{Interval: 10 * time.Second})
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		for i := 1; i < len(b.asked); i++ {
+			d := b.asked[i].Sub(b.asked[i-1])
+			if d > 10*time.Second || d < 5*time.Second || (i > 1 && d < 9*time.Second) {
+				t.Errorf("probe %d after %v, want 9s..10s (the first 5s..10s)", i, d)
+			}
+		}
+		if len(b.asked) < 60 || len(b.asked) > 70 {
+			t.Errorf("%d probes in 10 minutes, want 60 to 70", len(b.asked))
+		}
+	})
+}
+
+// A killed process is known at once: its connection ends, the probe that follows
+// is refused, and so is the one that confirms it.
+func TestDeathWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.checker(t, Schedule{})
+		time.Sleep(time.Second)
+		killed := time.Now()
+		b.kill()
+		time.Sleep(2 * confirmAfter)
+		wantState(t, c, Down, Refused)
+		if got := c.Snapshot().Since.Sub(killed); got > 2*confirmAfter {
+			t.Errorf("down after %v, want within %v", got, 2*confirmAfter)
+		}
+		if c.Tier() != TierDown {
+			t.Errorf("tier %v, want down", c.Tier())
+		}
+	})
+}
+
+func TestWatchOffWaitsForTheInterval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.checker(t, Schedule{NoWatch: true})
+		time.Sleep(time.Second)
+		b.kill()
+		time.Sleep(2 * time.Second)
+		wantState(t, c, Up, OK)
+		time.Sleep(10 * time.Second)
+		wantState(t, c, Down, Refused)
+	})
+}
+
+// Servers that hang up on idle connections, as Node does after 5 s, are asked
+// once more per interval at most.
+func TestIdleHangUpsCostOneProbePerInterval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.checker(t, Schedule{Interval: 10 * time.Second})
+		for range 120 { // ten minutes
+			time.Sleep(5 * time.Second)
+			b.mu.Lock()
+			conns := b.conns
+			b.conns = nil
+			b.mu.Unlock()
+			for _, conn := range conns {
+				conn.Close()
+			}
+		}
+		wantState(t, c, Up, OK)
+		if n := b.probes(); n > 135 {
+			t.Errorf("%d probes in 10 minutes, want at most two per interval", n)
+		}
+	})
+}
+
+func TestHungUpstreamFallsInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.checker(t, Schedule{Interval: 10 * time.Second, Fall: 2})
+		time.Sleep(time.Minute)
+		hung := time.Now()
+		b.set("hang")
+		c.Sent() // one request that gets no answer
+		for c.Tier() != TierDown {
+			time.Sleep(100 * time.Millisecond)
+		}
+		// fall × timeout + one fast interval, and the time until the request was missed
+		if got := time.Since(hung); got > 2*5*time.Second+time.Second+200*time.Millisecond {
+			t.Errorf("out after %v, want fall × timeout + fast = 11 s", got)
+		}
+		wantState(t, c, Down, Timeout)
+	})
+}
+
+func TestComesBackFast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "refused"}
+		c := b.checker(t, Schedule{})
+		time.Sleep(1500 * time.Millisecond)
+		wantState(t, c, Down, Refused)
+		b.set("modern")
+		time.Sleep(2 * time.Second)
+		wantState(t, c, Up, OK)
+	})
+}
+
+func TestDownBacksOffToTheInterval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "refused"}
+		b.checker(t, Schedule{Interval: 10 * time.Second})
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		if n := b.probes(); n < 60 || n > 75 {
+			t.Errorf("%d probes of a dead upstream in 10 minutes, want about one per interval and a few fast ones", n)
+		}
+	})
+}
+
+func TestRetryAfterIsHonoured(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "busy", retry: "30"}
+		c := b.checker(t, Schedule{})
+		time.Sleep(29 * time.Second)
+		wantState(t, c, UpDegraded, RateLimited)
+		c.Failed(Reset) // not even an alarm brings a probe before
+		synctest.Wait()
+		if n := b.probes(); n != 1 {
+			t.Errorf("asked %d times within the 30 s of Retry-After, want once", n)
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if n := b.probes(); n != 2 {
+			t.Errorf("asked %d times after 31 s, want twice", n)
+		}
+	})
+}
+
+// A busy upstream needs no probe; it is asked now and then all the same.
+func TestTrafficStandsInForProbes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.checker(t, Schedule{Interval: 10 * time.Second})
+		for range 6000 { // ten minutes
+			time.Sleep(100 * time.Millisecond)
+			c.Sent()
+			c.Answered("mcp.example.com")
+		}
+		synctest.Wait()
+		if n := b.probes(); n < 8 || n > 14 {
+			t.Errorf("%d probes in 10 minutes of traffic, want about one in six intervals", n)
+		}
+		if h := c.p.host(); h != "mcp.example.com" {
+			t.Errorf("host %q, want the one learned from traffic", h)
+		}
+	})
+}
+
+func TestTrafficDoesNotHideADeeperQuestion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.checker(t, Schedule{Interval: 10 * time.Second}, func(t *Target) { t.SlowAfter = time.Minute })
+		for range 600 {
+			time.Sleep(100 * time.Millisecond)
+			c.Sent()
+			c.Answered("")
+		}
+		synctest.Wait()
+		if n := b.probes(); n < 6 {
+			t.Errorf("%d probes in a minute, want one per interval", n)
+		}
+	})
+}
+
+// The vote of a probe that got no answer while clients did is from before.
+func TestTrafficOutranksALostProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.checker(t, Schedule{Interval: 10 * time.Second, Fall: 1, NoTraffic: true})
+		time.Sleep(30 * time.Second)
+		b.set("hang")
+		for range 300 {
+			time.Sleep(100 * time.Millisecond)
+			c.Sent()
+			c.Answered("")
+		}
+		wantState(t, c, Up, OK)
+		time.Sleep(30 * time.Second)
+		wantState(t, c, Down, Timeout)
+	})
+}
+
+func TestFailedTrafficBringsAProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.checker(t, Schedule{NoWatch: true})
+		time.Sleep(time.Second)
+		b.set("refused")
+		c.Sent()
+		c.Failed(Refused)
+		if c.Tier() != TierSuspect {
+			t.Errorf("tier %v right after the failure, want suspect", c.Tier())
+		}
+		time.Sleep(2 * confirmAfter)
+		wantState(t, c, Down, Refused)
+	})
+}
+
+// A hundred failures of a living upstream bring one probe per fast interval.
+func TestFalseAlarmsAreFew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.checker(t, Schedule{})
+		for range 100 {
+			time.Sleep(100 * time.Millisecond)
+			c.Sent()
+			c.Failed(Reset)
+		}
+		wantState(t, c, Up, OK)
+		if n := b.probes(); n > 13 {
+			t.Errorf("%d probes in 10 s of false alarms, want about one per second", n)
+		}
+	})
+}
+
+func TestInitialWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "hang"}
+		c := b.checker(t, Schedule{Wait: true})
+		if c.Tier() != TierDown {
+			t.Errorf("tier %v before the first verdict, want down", c.Tier())
+		}
+		b.set("modern")
+		time.Sleep(7 * time.Second)
+		wantState(t, c, Up, OK)
+	})
+}
+
+func TestCloseEndsEverything(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.checker(t, Schedule{})
+		time.Sleep(time.Minute)
+		c.Sent()
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+		n := b.probes()
+		c.Probe()
+		c.Failed(Refused)
+		time.Sleep(time.Hour)
+		if got := b.probes() - n; got != 0 {
+			t.Errorf("probed %d times after Close, want none", got)
+		}
+	})
+}
+
+func TestCloseInterruptsAProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "hang"}
+		c := b.checker(t, Schedule{})
+		time.Sleep(time.Second)
+		start := time.Now()
+		c.Close()
+		if d := time.Since(start); d > 100*time.Millisecond {
+			t.Errorf("Close took %v while a probe hung, want at once", d)
+		}
+		if s := c.Snapshot(); s.State == Down {
+			t.Errorf("our own shutdown counted as death: %+v", s.Last)
+		}
+	})
+}
+
+func TestListenersHearInOrderAndCanLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.checker(t, Schedule{NoWatch: true})
+		var heard []string
+		cancel := c.OnChange(func(ch Change) {
+			heard = append(heard, fmt.Sprint(ch.From, ">", ch.To, " ", ch.Reason))
+			c.Snapshot() // no lock is held
+			c.Probe()
+		})
+		var results atomic.Int32
+		c.OnResult(func(Result) { results.Add(1) })
+		time.Sleep(10 * time.Second)
+		b.set("refused")
+		time.Sleep(20 * time.Second)
+		b.set("modern")
+		time.Sleep(20 * time.Second)
+		cancel()
+		b.set("refused")
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		want := "unknown>up ok, up>down refused, down>up ok"
+		if got := strings.Join(heard, ", "); got != want {
+			t.Errorf("heard %s, want %s", got, want)
+		}
+		if n := c.Snapshot().Changes; len(n) != 4 {
+			t.Errorf("%d changes kept, want 4", len(n))
+		}
+		if uint64(results.Load()) != c.Snapshot().Probes {
+			t.Errorf("%d results heard of %d probes", results.Load(), c.Snapshot().Probes)
+		}
+	})
+}
+
+// A bug in a probe is a result and no crash.
+func TestPanickingProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, err := NewProber(Target{URL: "http://upstream.test/mcp"}, NewForeignLine(nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, _ := NewChecker(p, Schedule{})
+		c.Start()
+		defer c.Close()
+		time.Sleep(time.Minute)
+		wantState(t, c, StateUnknown, Canceled)
+		if s := c.Snapshot(); s.Probes < 5 || c.Tier() != TierUp {
+			t.Errorf("%d probes, tier %v: want it to go on, and the upstream tried", s.Probes, c.Tier())
+		}
+	})
+}
+
+func TestRequestPathDoesNotAllocate(t *testing.T) {
+	b := &bubble{mode: "modern"}
+	c := b.checker(t, Schedule{})
+	c.Sent() // arms the suspicion timer
+	if n := testing.AllocsPerRun(1000, func() {
+		_ = c.Tier()
+		c.Sent()
+		c.Answered("")
+		c.Sent()
+		c.Settled()
+	}); n != 0 {
+		t.Errorf("%v allocations per request, want none", n)
+	}
+}
