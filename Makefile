@@ -19,8 +19,10 @@ run: build bin/mcp-server ## Caddy with the modules and three small MCP servers,
 
 build: bin/caddy bin/mcphealth ## bin/caddy (with the modules) and bin/mcphealth
 
+# The module is this folder, and a registry need not know it: "|off" has Go take
+# any answer to the question for it as "no", where a comma would end on some.
 bin/caddy: $(SOURCES)
-	GOWORK=off go run github.com/caddyserver/xcaddy/cmd/xcaddy@$(XCADDY_VERSION) build $(CADDY_VERSION) \
+	GOWORK=off GOPROXY="$$(go env GOPROXY | cut -d, -f1)|off" go run github.com/caddyserver/xcaddy/cmd/xcaddy@$(XCADDY_VERSION) build $(CADDY_VERSION) \
 		--with $(MODULE)/caddymodule --replace $(MODULE)=$(CURDIR) --output bin/caddy
 
 bin/mcphealth: $(SOURCES)
@@ -49,7 +51,7 @@ e2e: build ## real Caddy, real MCP servers, real clients (installs from Debian a
 	cd test/e2e && go vet ./... && go test -timeout 20m -count=1 ./...
 
 bench: build bin/mcp-server ## the request path, ours and plain Caddy in one run
-	cd bench && go run . 
+	cd bench && go run . $(BENCHFLAGS)
 
 FUZZTIME := 30s
 fuzz: ## the readers of hostile input, FUZZTIME each

@@ -134,6 +134,9 @@ func (r *Running) client(ctx context.Context, n int) {
 		timeout = 30 * time.Second
 	}
 	c := &http.Client{Transport: tr, Timeout: timeout}
+	if r.load.Rate > 0 { // clients do not call in step
+		time.Sleep(time.Duration(rand.Float64() / r.load.Rate * float64(time.Second)))
+	}
 	for k := 0; ctx.Err() == nil; k++ {
 		start := time.Now()
 		r.record(r.call(c, fmt.Sprintf("%s-%d-%d", r.run, n, k)))

@@ -66,7 +66,9 @@ func TestLoadH2C(t *testing.T) {
 func TestLoadSeesAKill(t *testing.T) {
 	i := Get(t, "go-sdk-v1.8.0-stateless").Start(t, FreePort(t))
 	r := Load{URL: i.URL, Clients: 8, Rate: 50, Slow: 20 * time.Millisecond}.Start(t)
-	time.Sleep(500 * time.Millisecond)
+	for r.Report().Count[OK] < 50 {
+		time.Sleep(10 * time.Millisecond)
+	}
 	killed := time.Now()
 	i.Kill(t)
 	time.Sleep(200 * time.Millisecond)

@@ -1,0 +1,150 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Caddy is a real Caddy with our modules in it.
+type Caddy struct {
+	*Process
+	Port  int // of the site
+	admin string
+}
+
+// caddyBinary is bin/caddy, which make builds with xcaddy; $CADDY outranks it.
+func caddyBinary(t testing.TB) string {
+	t.Helper()
+	if bin := os.Getenv("CADDY"); bin != "" {
+		return bin
+	}
+	bin := filepath.Join(Root(), "bin", "caddy")
+	once(t, bin, func() { run(t, Root(), "make", "-s", "bin/caddy") })
+	return bin
+}
+
+// StartCaddy runs Caddy with one site, whose directives are given, on a free port.
+// {PORT} in them is that port.
+func StartCaddy(t testing.TB, site string) *Caddy {
+	t.Helper()
+	c := &Caddy{Port: FreePort(t)}
+	adminPort := FreePort(t)
+	c.admin = fmt.Sprintf("http://127.0.0.1:%d", adminPort)
+	dir := t.TempDir()
+	file := filepath.Join(dir, "Caddyfile")
+	if err := os.WriteFile(file, []byte(c.config(site)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	bin := caddyBinary(t)
+	c.Process = StartProcess(t, fmt.Sprintf("127.0.0.1:%d", c.Port), func() *exec.Cmd {
+		cmd := exec.Command(bin, "run", "--config", file, "--adapter", "caddyfile")
+		cmd.Env = append(os.Environ(), "XDG_CONFIG_HOME="+dir, "XDG_DATA_HOME="+dir)
+		return cmd
+	})
+	return c
+}
+
+func (c *Caddy) config(site string) string {
+	return fmt.Sprintf("{\n\tadmin %s\n\tauto_https off\n\tpersist_config off\n\tgrace_period 2s\n\tlog {\n\t\tlevel WARN\n\t}\n\tservers {\n\t\tprotocols h1 h2c\n\t}\n}\nhttp://127.0.0.1:%d {\n%s\n}\n",
+		strings.TrimPrefix(c.admin, "http://"), c.Port, strings.ReplaceAll(site, "{PORT}", fmt.Sprint(c.Port)))
+}
+
+// URL is the site's MCP endpoint.
+func (c *Caddy) URL() string { return fmt.Sprintf("http://127.0.0.1:%d/mcp", c.Port) }
+
+// Reload loads another site into the running Caddy.
+func (c *Caddy) Reload(t testing.TB, site string) {
+	t.Helper()
+	req, _ := http.NewRequest(http.MethodPost, c.admin+"/load", strings.NewReader(c.config(site)))
+	req.Header.Set("Content-Type", "text/caddyfile")
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if body, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK {
+		t.Fatalf("reload: %d %s", resp.StatusCode, body)
+	}
+}
+
+// Upstream is what the admin endpoint says of one upstream.
+type Upstream struct {
+	ID       string `json:"id"`
+	Upstream string `json:"upstream"`
+	State    string `json:"state"`
+	Reason   string `json:"reason"`
+	Probes   int    `json:"probes"`
+}
+
+// Upstreams asks the admin endpoint, by address.
+func (c *Caddy) Upstreams(t testing.TB) map[string]Upstream {
+	t.Helper()
+	all := map[string]Upstream{}
+	var list []Upstream
+	if err := json.Unmarshal(c.get(t, "/mcp_health/upstreams"), &list); err != nil {
+		t.Fatal(err)
+	}
+	for _, u := range list {
+		all[u.Upstream] = u
+	}
+	return all
+}
+
+// Goroutines is how many run in Caddy, idle connections of the admin client aside.
+func (c *Caddy) Goroutines(t testing.TB) int {
+	t.Helper()
+	var n int
+	first, _, _ := strings.Cut(string(c.get(t, "/debug/pprof/goroutine?debug=1")), "\n")
+	if _, err := fmt.Sscanf(first, "goroutine profile: total %d", &n); err != nil {
+		t.Fatalf("%q: %v", first, err)
+	}
+	return n
+}
+
+func (c *Caddy) get(t testing.TB, path string) []byte {
+	t.Helper()
+	var resp *http.Response
+	var err error
+	for range 5 { // a reload restarts the admin endpoint, too
+		req, _ := http.NewRequest(http.MethodGet, c.admin+path, nil)
+		req.Close = true
+		if resp, err = http.DefaultClient.Do(req); err == nil {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("GET %s: %d %s %v", path, resp.StatusCode, body, err)
+	}
+	return body
+}
+
+// AwaitState waits until the admin endpoint gives this state to the upstream, and
+// returns how long that took.
+func (c *Caddy) AwaitState(t testing.TB, addr, state string, within time.Duration) time.Duration {
+	t.Helper()
+	start := time.Now()
+	var last Upstream
+	for time.Since(start) < within {
+		if last = c.Upstreams(t)[addr]; last.State == state {
+			return time.Since(start)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	t.Fatalf("%s is %s (%s) after %s, want %s", addr, last.State, last.Reason, within, state)
+	return 0
+}
