@@ -30,9 +30,10 @@ const (
 	// ghostID is the session id that no server issued: session routers refuse it
 	// before they create anything, modern servers ignore it (mcp-wire.md §2.2).
 	ghostID = "mcphealth-no-session"
-	// maxAnswer is how many bytes of an answer a probe reads: 256 KiB, far above
-	// the largest discover answer in testdata/captures and far below what hurts.
-	maxAnswer = 256 << 10
+	// maxAnswer is how many bytes of an answer a probe reads: 255 KiB, far above
+	// the largest discover answer in testdata/captures and far below what hurts;
+	// one more and json.Decoder doubles its buffer once more, to 512 KiB.
+	maxAnswer = 255 << 10
 	// maxToolList is the same for tools/list, whose schemas are long: 4 MiB.
 	maxToolList = 4 << 20
 	// maxText is the longest plain-text refusal that can be a server's: 512 bytes.
@@ -150,7 +151,10 @@ func (p *Prober) common(req *http.Request) {
 	req.Header.Set("Accept-Encoding", "identity")
 	req.Header.Set("Cache-Control", "no-cache, no-store")
 	req.Header.Set("User-Agent", "mcphealth/"+Version)
-	for k, vs := range p.target.Header {
+	for k, vs := range p.header {
+		if p.bare {
+			break
+		}
 		req.Header[http.CanonicalHeaderKey(k)] = append([]string(nil), vs...)
 	}
 	if host := p.host(); host != "" {
@@ -161,6 +165,9 @@ func (p *Prober) common(req *http.Request) {
 // ask sends one question and reads its answer. It follows one same-origin 307 or
 // 308, and never anything else.
 func (p *Prober) ask(ctx context.Context, q question) answer {
+	if p.carrier != nil {
+		return p.askCarried(ctx, q)
+	}
 	start := time.Now()
 	u := *p.url
 	a := p.askAt(ctx, q, &u)
@@ -170,6 +177,7 @@ func (p *Prober) ask(ctx context.Context, q question) answer {
 		a.moved = moved
 	}
 	a.took = time.Since(start)
+	p.scrub(&a)
 	p.note(a)
 	return a
 }
@@ -178,6 +186,10 @@ func (p *Prober) askAt(ctx context.Context, q question, u *url.URL) answer {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	a := answer{q: q}
+	if ctx.Err() == context.DeadlineExceeded { // the questions before took all the time there was
+		a.err, a.reason = context.DeadlineExceeded, Timeout
+		return a
+	}
 	id := newID()
 	stage := &stage{}
 	req, err := p.request(httptrace.WithClientTrace(ctx, stage.trace()), q, id, u)
@@ -187,13 +199,14 @@ func (p *Prober) askAt(ctx context.Context, q question, u *url.URL) answer {
 	}
 	resp, err := p.line.roundTrip(req)
 	if err != nil {
-		a.err, a.reason = err, stage.reason(ctx, err)
+		a.err = err // not both in one: Yaegi drops all but the call (test/yaegi TestTraps)
+		a.reason = stage.reason(ctx, err)
 		return a
 	}
 	defer resp.Body.Close()
 	a.status, a.header = resp.StatusCode, resp.Header
 	if resp.StatusCode >= 300 && resp.StatusCode < 400 {
-		a.target = clean(resp.Header.Get("Location"))
+		a.target = resp.Header.Get("Location")
 		return a
 	}
 	p.read(&a, resp, id)
@@ -280,15 +293,11 @@ func sniff(a *answer, r *bufio.Reader, id string, limit int) {
 
 // readJSON reads one JSON value: the end of the body is not waited for.
 func readJSON(a *answer, r *bufio.Reader, id string) {
-	head, _ := r.Peek(1)
-	if len(head) == 0 {
-		return
-	}
 	var raw json.RawMessage
 	if err := json.NewDecoder(r).Decode(&raw); err != nil {
 		var syntax *json.SyntaxError
-		if err != io.ErrUnexpectedEOF && !errors.As(err, &syntax) {
-			a.err = err
+		if err != io.EOF && err != io.ErrUnexpectedEOF && !errors.As(err, &syntax) {
+			a.err = err // else it ended before or within a value: no answer, but the end of one
 		}
 		return
 	}
@@ -309,7 +318,7 @@ func readStream(a *answer, r io.Reader, id string, limit int) {
 	for {
 		ev, err := s.next()
 		if err != nil {
-			if err != io.EOF && err != errTooLong {
+			if err != io.EOF {
 				a.err = err
 			}
 			return
@@ -329,6 +338,7 @@ func (a *answer) take(m *message, id string) bool {
 		a.otherID = true
 		return false
 	}
+	m.Error.cut()
 	a.kind, a.msg = rpcAnswer, m
 	return true
 }
@@ -404,10 +414,10 @@ func (s *stage) set(f func()) {
 
 func (s *stage) trace() *httptrace.ClientTrace {
 	return &httptrace.ClientTrace{
-		DNSStart:          func(httptrace.DNSStartInfo) { s.set(func() { s.resolving = true }) },
-		DNSDone:           func(httptrace.DNSDoneInfo) { s.set(func() { s.resolving = false }) },
+		DNSStart:          func(_ httptrace.DNSStartInfo) { s.set(func() { s.resolving = true }) },
+		DNSDone:           func(_ httptrace.DNSDoneInfo) { s.set(func() { s.resolving = false }) },
 		TLSHandshakeStart: func() { s.set(func() { s.shaking = true }) },
-		GotConn: func(httptrace.GotConnInfo) {
+		GotConn: func(_ httptrace.GotConnInfo) {
 			s.set(func() { s.connected = true; s.shaking = false })
 		},
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math/rand"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -140,6 +141,9 @@ func (c *Checker) OnResult(f func(Result)) (cancel func()) {
 
 // SetLine has later probes go another way, as after a reload.
 func (c *Checker) SetLine(l *Line) { c.p.SetLine(l) }
+
+// SetHeader has later probes send other headers, as when a token was renewed.
+func (c *Checker) SetHeader(h http.Header) { c.p.SetHeader(h) }
 
 // Probe has the upstream asked now; it does not wait for the answer.
 func (c *Checker) Probe() { c.bringForward(asked) }
@@ -291,7 +295,7 @@ func (c *Checker) count(r Result, vote Verdict) (Change, bool) {
 
 func (c *Checker) tierOf() Tier {
 	switch {
-	case c.threshold.state == Down, c.threshold.state == StateUnknown && c.sched.Wait:
+	case c.threshold.state == Down || c.threshold.state == StateUnknown && c.sched.Wait:
 		return TierDown
 	case c.threshold.downs > 0:
 		return TierSuspect

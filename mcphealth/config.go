@@ -37,7 +37,13 @@ type Target struct {
 	// and guessed from URL until then.
 	Host string
 	// Header is sent with every probe, as credentials are. It never shows in a Result.
+	// Prober.SetHeader replaces it, as when a token is renewed.
 	Header http.Header
+	// RequireAuth: the endpoint must demand credentials. One that answers a question
+	// without any by a result is degraded, handshake_failed, with the warning
+	// auth_missing. Where Header holds credentials, each probe asks once more, without
+	// them. Default false.
+	RequireAuth bool
 	// Era pins the protocol generation: Modern, Legacy or SSE. Empty or
 	// EraUnknown: found out.
 	Era Era
@@ -92,14 +98,23 @@ func (t Target) WithDefaults() Target {
 func (t Target) Validate() error {
 	u, err := url.Parse(t.URL)
 	if err != nil {
-		return fmt.Errorf("%w: url %q: %v", ErrTarget, t.URL, err)
-	}
-	if (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
-		return fmt.Errorf("%w: url %q: want http://host[:port]/path or https://…", ErrTarget, t.URL)
+		var ue *url.Error
+		if errors.As(err, &ue) {
+			err = ue.Err // without the URL, which may hold a password
+		}
+		return fmt.Errorf("%w: url: %v", ErrTarget, err)
 	}
 	if u.User != nil {
 		return fmt.Errorf("%w: url: credentials belong into a header, not into the URL", ErrTarget)
 	}
+	if (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
+		return fmt.Errorf("%w: url %q: want http://host[:port]/path or https://…", ErrTarget, t.URL)
+	}
+	return t.validateQuestions()
+}
+
+// validateQuestions is what is wrong with what is asked, wherever it is asked.
+func (t Target) validateQuestions() error {
 	switch t.Era {
 	case "", EraUnknown, Modern, Legacy, SSE:
 	default:

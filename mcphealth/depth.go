@@ -8,6 +8,9 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptrace"
+	"strings"
+	"time"
 )
 
 // deeper asks, of an upstream that lives, what the target wants besides: a method
@@ -134,12 +137,14 @@ func (p *Prober) health(ctx context.Context) finding {
 	if p.target.HealthPath == "" {
 		return finding{}
 	}
-	a := p.getHealth(ctx)
+	half, cancel := context.WithTimeout(ctx, p.target.Timeout/2) // the question itself needs the rest
+	defer cancel()
+	a := p.getHealth(half)
 	var doc struct {
 		Status string `json:"status"`
 	}
 	_ = json.Unmarshal([]byte(a.text), &doc)
-	detail := "GET " + p.target.HealthPath + ": " + describeHealth(a, clean(doc.Status))
+	detail := "GET " + p.target.HealthPath + ": " + describeHealth(a, clean(p.redact(doc.Status)))
 	switch {
 	case a.err != nil && a.reason != Canceled:
 		p.warn("health_path: %s", detail)
@@ -166,25 +171,40 @@ func describeHealth(a answer, status string) string {
 }
 
 func (p *Prober) getHealth(ctx context.Context) answer {
-	u := *p.url
-	u.Path, u.RawPath, u.RawQuery = p.target.HealthPath, "", ""
+	start := time.Now()
 	a := answer{q: question{method: "GET " + p.target.HealthPath}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	p.readHealth(ctx, &a)
+	a.took = time.Since(start)
+	p.scrub(&a)
+	p.note(a)
+	return a
+}
+
+func (p *Prober) readHealth(ctx context.Context, a *answer) {
+	u := *p.url
+	u.Path, u.RawQuery, _ = strings.Cut(p.target.HealthPath, "?")
+	u.RawPath = ""
+	stage := &stage{}
+	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(ctx, stage.trace()), http.MethodGet, u.String(), nil)
 	if err != nil {
 		a.err, a.reason = err, ProbeRejected
-		return a
+		return
 	}
 	p.common(req)
 	req.Header.Set("Accept", "application/json")
 	resp, err := p.line.roundTrip(req)
 	if err != nil {
-		st := &stage{}
-		a.err, a.reason = err, st.reason(ctx, err)
-		return a
+		a.err = err
+		a.reason = stage.reason(ctx, err)
+		return
 	}
 	defer resp.Body.Close()
-	b, _ := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-	a.status, a.header, a.text = resp.StatusCode, resp.Header, string(b)
-	p.note(a)
-	return a
+	a.status, a.header = resp.StatusCode, resp.Header
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
+		a.err = err
+		a.reason = bodyReason(ctx, err)
+		return
+	}
+	a.text = string(b)
 }

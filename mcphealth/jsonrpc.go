@@ -43,6 +43,23 @@ func (e *rpcError) code() int {
 	return int(n)
 }
 
+// maxWords is how much of a server's own words wordings are looked for in: 4 KiB.
+// Sixty times that keeps the expressions of judge.go busy for 100 ms.
+const maxWords = 4 << 10
+
+// cut shortens what a hostile server may have blown up, and lets go of the rest.
+func (e *rpcError) cut() {
+	if e == nil {
+		return
+	}
+	if len(e.Message) > maxWords {
+		e.Message = string([]byte(e.Message[:maxWords]))
+	}
+	if len(e.Data) > maxWords {
+		e.Data = append(json.RawMessage(nil), e.Data[:maxWords]...)
+	}
+}
+
 // parseMessage reads data as one JSON-RPC response. It is nil for anything
 // else: foreign JSON, a request (an echo of ours, say), a batch.
 func parseMessage(data []byte) *message {
@@ -118,7 +135,8 @@ func RequestID(body []byte) ID {
 			if dec.Decode(&v) != nil {
 				return id
 			}
-			id, hasID = idFrom(v), true
+			id = idFrom(v)
+			hasID = true
 			continue
 		}
 		hasMethod = hasMethod || key == "method"
@@ -146,7 +164,8 @@ func idFrom(raw json.RawMessage) ID {
 
 // skip reads over the next value without building it.
 func skip(dec *json.Decoder) error {
-	for depth := 0; ; {
+	depth := 0 // not in the for: without a condition Yaegi sets it anew in each turn
+	for {
 		tok, err := dec.Token()
 		if err != nil {
 			return err

@@ -139,7 +139,7 @@ func judgeContent(a answer) finding {
 		return finding{verdict: Dead, reason: ServerError}
 	case a.status == http.StatusNotFound || a.status == http.StatusMethodNotAllowed || a.status == http.StatusGone:
 		return finding{verdict: Unknown, reason: EndpointNotFound, bare: true}
-	case a.status == http.StatusNotAcceptable || a.status == http.StatusUnsupportedMediaType,
+	case a.status == http.StatusNotAcceptable || a.status == http.StatusUnsupportedMediaType ||
 		a.status == http.StatusBadRequest && a.kind == text && formWords.MatchString(a.text):
 		return finding{verdict: Unknown, reason: ProbeRejected}
 	}
@@ -172,7 +172,7 @@ func (a answer) words() string {
 
 // sessionLost: the server does not know the session that the question carried.
 func (f finding) sessionLost() bool {
-	if f.a.err != nil || f.verdict == Ready {
+	if f.a.err != nil || f.verdict == Ready || f.reason == MethodNotFound {
 		return false
 	}
 	return f.a.status == http.StatusNotFound || f.reason == SessionRequired
@@ -211,7 +211,16 @@ func (a answer) refusal() string {
 // describe says for a person what came, in one sentence.
 func describe(a answer) string {
 	what := fmt.Sprintf("%s: HTTP %d", a.q.method, a.status)
+	if a.status == 0 {
+		what = a.q.method + " was answered" // over a carrier that is not HTTP
+	}
 	switch {
+	case a.err != nil && a.reason == Timeout:
+		return a.q.method + ": no answer in time"
+	case a.err != nil && a.reason == Stalled && a.status == 0:
+		return a.q.method + ": other messages came, but no answer in time"
+	case a.err != nil && a.reason == Stalled:
+		return what + ", and then no answer in time"
 	case a.err != nil:
 		return fmt.Sprintf("%s: %s", a.q.method, clean(a.err.Error()))
 	case a.kind == rpcAnswer && a.msg.Error == nil:
@@ -219,7 +228,7 @@ func describe(a answer) string {
 	case a.kind == rpcAnswer:
 		return fmt.Sprintf("%s with JSON-RPC error %d %q", what, a.code(), clean(a.msg.Error.Message))
 	case a.target != "":
-		return fmt.Sprintf("%s, a redirect to %q, which a probe does not follow; configure the final path", what, a.target)
+		return fmt.Sprintf("%s, a redirect to %q, which a probe does not follow; configure the final path", what, clean(a.target))
 	case a.otherID:
 		return what + " with a JSON-RPC answer to another id than ours"
 	case a.kind == text:

@@ -36,7 +36,9 @@ func NewLine(t *http.Transport) *Line {
 	l := &Line{own: t}
 	dial := t.DialContext
 	if dial == nil {
-		dial = (&net.Dialer{}).DialContext
+		dial = func(ctx context.Context, network, addr string) (net.Conn, error) { // no method value: Yaegi mistypes it
+			return (&net.Dialer{}).DialContext(ctx, network, addr)
+		}
 	}
 	t.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := dial(ctx, network, addr)

@@ -39,15 +39,22 @@ type Prober struct {
 	url    *url.URL
 	// learned is the Host of traffic that got a JSON-RPC answer (a string).
 	learned atomic.Value
-	// nextLine is the way that the next probe goes (a *Line).
-	nextLine atomic.Value
+	// nextLine is the way that the next probe goes (a *Line), nextHeader what it
+	// sends (an http.Header).
+	nextLine   atomic.Value
+	nextHeader atomic.Value
 
 	mu      sync.Mutex
 	line    *Line
+	carrier *Carrier // instead of HTTP requests, or nil
+	header  http.Header
+	secrets []string // what must not show, longest first
+	bare    bool     // this question goes without header
 	habit   habit
 	modern  string // the modern version spoken
 	proven  bool   // answered as MCP at least once
 	refusal string // how a working server refused the ghost id
+	router  string // the question that its session router answers; "" = discover
 	session session
 	info    ServerInfo
 	spoken  []string // protocol versions last heard of
@@ -75,7 +82,9 @@ func NewProber(t Target, l *Line) (*Prober, error) {
 	if l == nil {
 		l = NewLine(&http.Transport{})
 	}
-	return &Prober{target: t.WithDefaults(), url: u, line: l, modern: modernVersion}, nil
+	p := &Prober{target: t.WithDefaults(), url: u, line: l, modern: modernVersion}
+	p.useHeader(t.Header)
+	return p, nil
 }
 
 // Target is what the prober was made for, with defaults.
@@ -111,24 +120,24 @@ func (p *Prober) host() string {
 
 func (p *Prober) hostKnown() bool { return p.host() != "" }
 
-// credentials reports whether the configured headers hold any.
-func (p *Prober) credentials() bool { return len(p.target.Header) > 0 }
-
 // Probe asks the upstream and says what it found. It blocks until the upstream
 // answers, the target's timeout has passed, or ctx ends. It returns no error:
 // what went wrong is in the Result.
 func (p *Prober) Probe(ctx context.Context) Result {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.steps, p.warnings, p.offered, p.opened, p.closed = nil, nil, false, false, false
+	p.steps = nil // one by one: Yaegi panics on a nil among several
+	p.warnings = nil
+	p.offered, p.opened, p.closed = false, false, false
 	p.takeLine()
+	p.takeHeader(ctx)
 	at := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, p.target.Timeout)
 	defer cancel()
 	health := p.health(ctx)
 	f := health
 	if f.verdict != Dead {
-		f = p.deeper(ctx, p.ladder(ctx))
+		f = p.demandsAuth(ctx, p.ladder(ctx))
 		if f.verdict.Vote() > 0 && f.verdict != Degraded && health.verdict == Degraded {
 			f = health
 		}
@@ -142,8 +151,16 @@ func (p *Prober) Probe(ctx context.Context) Result {
 // them from the first where it is not known, or no longer true (mcp-wire.md §3.2).
 func (p *Prober) ladder(ctx context.Context) finding {
 	if p.target.Era == SSE {
-		return p.eventStream(ctx)
+		return p.eventStream(ctx) // which goes deeper while the stream is open
 	}
+	if p.carrier != nil {
+		return p.deeper(ctx, p.carried(ctx))
+	}
+	return p.deeper(ctx, p.rung(ctx))
+}
+
+// rung is the question that fits, or the whole ladder.
+func (p *Prober) rung(ctx context.Context) finding {
 	var f finding
 	switch p.habit {
 	case unasked:
@@ -153,11 +170,14 @@ func (p *Prober) ladder(ctx context.Context) finding {
 	case stateless:
 		f = p.ghost(ctx, "ping")
 	case stateful:
+		if !p.session.open && p.holds() {
+			return p.climb(ctx) // to a new one
+		}
 		f = p.inSession(ctx)
 	case solo:
 		f = p.ghost(ctx, "server/discover")
 	}
-	if p.refusal != "" && f.a.refusal() == p.refusal {
+	if p.refusal != "" && f.a.refusal() == p.refusal && f.a.q.session == ghostID {
 		f.verdict, f.reason, f.mcp = Alive, SessionRequired, true // as it refused while it worked
 	}
 	if f.reason == MethodNotFound && p.habit != modern {
@@ -226,13 +246,30 @@ func (p *Prober) settled(f finding) finding {
 // handshake is the last rung: one initialize, if it is allowed now.
 func (p *Prober) handshake(ctx context.Context, before []finding) finding {
 	spoke := p.sum(before)
-	if p.target.Shallow && spoke.mcp {
+	if spoke.mcp {
+		p.router = spoke.a.q.method
+	}
+	if p.target.Shallow {
+		if spoke.mcp && spoke.verdict == Alive {
+			p.habit = stateful // a router's refusal: only legacy servers have one
+		}
 		return spoke
 	}
-	if p.session.tooSoon(time.Now()) || p.offered {
-		return p.session.failure
+	talked := spoke.mcp || spoke.reason == MethodNotFound
+	if talked && !p.session.talked {
+		p.session.fails = 0 // what failed last was the way there, which is back
 	}
-	f := p.initialize(ctx)
+	f := p.session.failure // of the renewal that this probe has tried
+	if !p.offered {
+		switch {
+		case !p.session.tooSoon(time.Now()):
+			f = p.initialize(ctx)
+		case talked:
+			return f
+		default:
+			return spoke
+		}
+	}
 	if f.a.kind != foreign && soloWords.MatchString(f.a.words()) {
 		p.habit = solo
 	}
@@ -251,13 +288,13 @@ func (p *Prober) handshake(ctx context.Context, before []finding) finding {
 		f.verdict, f.reason = Degraded, HandshakeFailed
 	case len(f.versions()) > 0:
 		f.reason = VersionMismatch
-	case f.reason == ServerError, f.reason == MethodNotFound, f.mcp:
+	case f.reason == ServerError || f.reason == MethodNotFound || f.mcp:
 	case spoke.mcp:
 		f.verdict, f.reason, f.mcp = Degraded, HandshakeFailed, true
 	default:
 		f = p.sum(append(before, f))
 	}
-	p.session.failed(time.Now(), f)
+	p.session.failed(time.Now(), f, talked)
 	return f
 }
 
@@ -354,10 +391,10 @@ func (p *Prober) ghost(ctx context.Context, method string) finding {
 
 // hear keeps what the server says of itself.
 func (p *Prober) hear(info ServerInfo, versions []string) {
-	p.info = ServerInfo{Name: clean(info.Name), Version: clean(info.Version)}
+	p.info = ServerInfo{Name: clean(p.redact(info.Name)), Version: clean(p.redact(info.Version))}
 	p.spoken = nil
 	for i := 0; i < len(versions) && i < 16; i++ {
-		p.spoken = append(p.spoken, clean(versions[i]))
+		p.spoken = append(p.spoken, clean(p.redact(versions[i])))
 	}
 }
 
@@ -405,7 +442,7 @@ func (p *Prober) result(f finding) Result {
 		f = finding{verdict: Unknown, reason: Canceled, detail: "the probe ended before it asked"}
 	}
 	r := Result{
-		URL: p.target.URL, Verdict: f.verdict, Reason: f.reason, Detail: p.redact(f.detail),
+		URL: p.target.URL, Verdict: f.verdict, Reason: f.reason, Detail: f.detail,
 		Era: p.era(), ProtocolVersions: append([]string{}, p.spoken...), Server: p.info,
 		HTTPStatus: f.a.status, RPCCode: f.a.code(), LatencyMs: millis(f.a.took),
 		SessionOpened: p.opened, SessionClosed: p.closed,
@@ -414,7 +451,7 @@ func (p *Prober) result(f finding) Result {
 	if f.a.header != nil {
 		r.RetryAfter = retryAfter(f.a.header, time.Now())
 	}
-	if p.target.AliveIf == AliveIfAnyResponse && f.verdict.Vote() <= 0 && f.a.status != 0 && f.a.err == nil {
+	if p.target.AliveIf == AliveIfAnyResponse && f.verdict.Vote() <= 0 && f.reason != HealthDown && p.answered() {
 		r.Verdict, r.Reason = Alive, HTTPAnswer
 	}
 	if (r.Verdict == Ready || r.Verdict == Alive) && p.target.SlowAfter > 0 && f.a.took > p.target.SlowAfter {
@@ -422,6 +459,17 @@ func (p *Prober) result(f finding) Result {
 		r.Detail = fmt.Sprintf("answered after %v, more than the %v of slow_after", f.a.took.Round(time.Millisecond), p.target.SlowAfter)
 	}
 	return r
+}
+
+// answered: an HTTP answer came whole to a question of this probe.
+func (p *Prober) answered() bool {
+	for i := 0; i < len(p.steps); i++ {
+		s := p.steps[i]
+		if s.HTTPStatus != 0 && !strings.HasPrefix(s.Step, "GET ") && (s.Outcome == "result" || s.Outcome == "error" || s.Outcome == "text" || s.Outcome == "foreign") {
+			return true
+		}
+	}
+	return false
 }
 
 func (p *Prober) era() Era {
@@ -435,26 +483,6 @@ func (p *Prober) era() Era {
 		return p.target.Era
 	}
 	return EraUnknown
-}
-
-// redact removes our credentials from words that may repeat them.
-func (p *Prober) redact(s string) string {
-	for _, vs := range p.target.Header {
-		for i := 0; i < len(vs); i++ {
-			v := vs[i]
-			s = blot(s, v)
-			_, token, _ := strings.Cut(v, " ")
-			s = blot(s, token)
-		}
-	}
-	return s
-}
-
-func blot(s, secret string) string {
-	if len(secret) < 4 {
-		return s
-	}
-	return strings.ReplaceAll(s, secret, "[redacted]")
 }
 
 // Close ends the session that the prober holds, within ctx, and its connection.

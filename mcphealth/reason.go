@@ -35,6 +35,9 @@ var errorWords = []struct {
 	{"transfer encoding", NotMCP},
 	{"Content-Length", NotMCP},
 	{"gzip: ", NotMCP},
+	{"flate: ", NotMCP},
+	{"chunk", NotMCP},
+	{"header line too long", NotMCP}, // of a chunk
 	{"protocol error", NotMCP},
 	{"unexpected EOF", NotMCP},
 	{"timeout awaiting response headers", Timeout},

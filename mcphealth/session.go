@@ -19,6 +19,7 @@ type session struct {
 
 	fails   int // initializes that failed in a row
 	next    time.Time
+	talked  bool    // the server answered the cheap question while they did
 	failure finding // what the last one said; it stands until the next is due
 }
 
@@ -34,7 +35,8 @@ const (
 
 func (s *session) tooSoon(now time.Time) bool { return s.fails > 1 && now.Before(s.next) }
 
-func (s *session) failed(now time.Time, f finding) {
+func (s *session) failed(now time.Time, f finding, talked bool) {
+	s.talked = talked
 	s.fails++
 	pause := initPause
 	for i := 2; i < s.fails && pause < maxInitPause; i++ {
@@ -43,18 +45,28 @@ func (s *session) failed(now time.Time, f finding) {
 	if pause > maxInitPause {
 		pause = maxInitPause
 	}
-	s.next, s.failure = now.Add(pause), f
+	s.next = now.Add(pause)
+	s.failure = f
 }
 
 // initialize opens a session, with a version the server lists if it refuses ours.
 func (p *Prober) initialize(ctx context.Context) finding {
 	p.offered = true
-	p.session = session{renewed: p.session.renewed, fails: p.session.fails, next: p.session.next}
+	old := p.session
+	p.session = session{renewed: old.renewed, fails: old.fails, next: old.next, talked: old.talked}
 	f := p.offer(ctx, legacyVersion)
 	if f.verdict != Ready && !f.final {
 		if v := olderThan(legacyVersion, f.versions()); v != "" {
 			f = p.offer(ctx, v)
 		}
+	}
+	switch {
+	case !old.open:
+	case f.verdict == Ready: // the way to the old one was lost; it may still be there
+		p.session.renewed = old.renewed + 1
+		p.end(ctx, old.id, old.version)
+	case !p.session.open: // the way that comes back may lead to it
+		p.session.open, p.session.id, p.session.version = true, old.id, old.version
 	}
 	return f
 }
@@ -112,51 +124,79 @@ func (p *Prober) heard(result json.RawMessage) string {
 	return clean(r.ProtocolVersion)
 }
 
+// holds: a session is to be held, as it is not by choice, and where the server
+// keeps none for long.
+func (p *Prober) holds() bool { return !p.target.Shallow && p.session.renewed < maxRenewals }
+
 // inSession pings the held session. A lost one is renewed once in the same probe
-// and does not count: servers drop idle sessions as a matter of course.
+// and does not count: servers drop idle sessions as a matter of course. A bare 404
+// is more likely the loss of the route, which the ladder finds out.
 func (p *Prober) inSession(ctx context.Context) finding {
-	if p.target.Shallow || !p.session.open {
-		return p.ghost(ctx, "server/discover")
+	if !p.holds() {
+		return p.askRouter(ctx)
 	}
 	f := p.judge(p.ask(ctx, question{method: "ping", session: p.session.id, version: p.session.version}))
 	if !f.sessionLost() {
 		p.session.renewed = 0
+		if f.verdict == Ready {
+			p.session.fails = 0
+		}
 		if f.reason == MethodNotFound {
 			f.mcp = true
 		}
 		return f
 	}
-	lost := f
-	p.session.open = false
-	if p.session.renewed++; p.session.renewed >= maxRenewals {
-		p.warn("session_unstable: the server lost our session %d probes in a row; it is no longer held", p.session.renewed)
-		return p.ghost(ctx, "server/discover")
-	}
-	if p.session.tooSoon(time.Now()) {
-		return p.session.failure
-	}
-	f = p.initialize(ctx)
-	if f.verdict == Ready {
-		p.warn("session_renewed: the server no longer knew our session (HTTP %d) and gave a new one", lost.a.status)
+	if f.bare {
 		return f
 	}
-	f.mcp = false // let the ladder find out what became of this server
-	p.session.failed(time.Now(), f)
+	lost := f
+	p.session.open = false
+	if p.session.renewed++; !p.holds() {
+		p.warn("session_unstable: the server lost our session %d probes in a row; it is no longer held", p.session.renewed)
+		return p.askRouter(ctx)
+	}
+	f = p.initialize(ctx)
+	switch {
+	case f.verdict == Ready:
+		p.warn("session_renewed: the server no longer knew our session (HTTP %d) and gave a new one", lost.a.status)
+	case f.final:
+		p.session.failed(time.Now(), f, true)
+	default: // the ladder finds out what became of this server, with this answer
+		p.session.failure = f
+		f.mcp = false
+	}
 	return f
+}
+
+// askRouter asks the session router alone, what it is known to answer itself: a
+// bridge to stdio would spawn a child for the other question.
+func (p *Prober) askRouter(ctx context.Context) finding {
+	if p.router == "" {
+		return p.ghost(ctx, "server/discover")
+	}
+	return p.ghost(ctx, p.router)
 }
 
 // endTimeout bounds the DELETE that ends a session: it must not hold a verdict,
 // a reload or a shutdown back for long.
 const endTimeout = 2 * time.Second
 
-// hangUp ends the held session. Whether the server allows that is its business:
-// 404 and 405 are fine (MCP 2025-11-25 "Session Management").
+// hangUp ends the held session.
 func (p *Prober) hangUp(ctx context.Context) {
-	if !p.session.open || p.session.id == "" {
-		p.session.open = false
+	s := p.session
+	p.session.open, p.session.id = false, ""
+	if s.open {
+		p.end(context.WithoutCancel(ctx), s.id, s.version)
+	}
+}
+
+// end ends a session of ours. Whether the server allows that is its business:
+// 404 and 405 are fine (MCP 2025-11-25 "Session Management").
+func (p *Prober) end(ctx context.Context, id, version string) {
+	if id == "" {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodDelete, p.url.String(), nil)
 	if err != nil {
@@ -164,9 +204,8 @@ func (p *Prober) hangUp(ctx context.Context) {
 	}
 	p.common(req)
 	req.Header.Set("Accept", "application/json, text/event-stream")
-	req.Header.Set("Mcp-Session-Id", p.session.id)
-	req.Header.Set("MCP-Protocol-Version", p.session.version)
-	p.session.open, p.session.id = false, ""
+	req.Header.Set("Mcp-Session-Id", id)
+	req.Header.Set("MCP-Protocol-Version", version)
 	resp, err := p.line.roundTrip(req)
 	if err != nil {
 		return

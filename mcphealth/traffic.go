@@ -51,7 +51,7 @@ func (c *Checker) Settled() {
 
 // Failed notes that a live request did not reach the upstream or got no answer.
 // It is no vote: others are preferred, and a probe decides, at once.
-func (c *Checker) Failed(Reason) {
+func (c *Checker) Failed(_ Reason) {
 	c.waiting.Add(-1)
 	t := c.tier.Load()
 	if t == int32(TierUp) || t == int32(TierDegraded) {
@@ -68,7 +68,7 @@ func (c *Checker) trafficProves() bool {
 	if c.sched.NoTraffic || c.skipped >= maxQuiet-1 || c.threshold.state != Up || c.Tier() != TierUp {
 		return false
 	}
-	if len(t.ExpectTools) > 0 || t.CallTool != "" || t.HealthPath != "" || t.Fresh || t.SlowAfter > 0 {
+	if len(t.ExpectTools) > 0 || t.CallTool != "" || t.HealthPath != "" || t.Fresh || t.RequireAuth || t.SlowAfter > 0 {
 		return false
 	}
 	return time.Since(time.Unix(0, c.lastRPC.Load())) < c.sched.Interval

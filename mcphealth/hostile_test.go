@@ -1,0 +1,374 @@
+package mcphealth
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"runtime/debug"
+	"runtime/metrics"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+const (
+	// hostileTimeout is the probe's in these tests, hostilePatience what it may
+	// take beside: a loaded machine, not a second chance for the server.
+	hostileTimeout  = time.Second
+	hostilePatience = 500 * time.Millisecond
+	// maxLive is how much heap a probe may hold at any moment: 1 MiB.
+	maxLive = 1 << 20
+
+	okJSON = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+	okSSE  = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+)
+
+// otherAnswer is a result for somebody else.
+const otherAnswer = `{"jsonrpc":"2.0","id":1,"result":{"supportedVersions":["2026-07-28"],"capabilities":{}}}`
+
+// hostiles are servers that misbehave on the wire in one way each, on every
+// question. $ID in a text is the id of the question, quoted.
+var hostiles = []struct {
+	name string
+	want string // verdict and reason
+	do   func(*socket)
+}{
+	// Too much.
+	{"endless headers", "dead not_mcp", func(s *socket) { s.say(okJSON); s.forever("X-Bomb: " + strings.Repeat("a", 4000) + "\r\n") }},
+	{"one endless header", "dead not_mcp", func(s *socket) { s.say(okJSON + "X-Bomb: "); s.forever(strings.Repeat("a", 4096)) }},
+	{"endless 1xx answers", "dead not_mcp", func(s *socket) { s.forever("HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n") }},
+	{"endless comments", "dead not_mcp", func(s *socket) { s.say(okSSE + "\r\n"); s.forever(": keep-alive\n\n") }},
+	{"endless event", "dead not_mcp", func(s *socket) { s.say(okSSE + "\r\n"); s.forever("data: more\n") }},
+	{"endless event line", "dead not_mcp", func(s *socket) { s.say(okSSE + "\r\ndata: "); s.forever(strings.Repeat("a", 4096)) }},
+	{"endless JSON string", "dead not_mcp", func(s *socket) {
+		s.say(okJSON + "\r\n" + `{"jsonrpc":"2.0","id":$ID,"result":{"a":"`)
+		s.forever(strings.Repeat("a", 4096))
+	}},
+	{"endless JSON nesting", "dead not_mcp", func(s *socket) { s.say(okJSON + "\r\n"); s.forever(strings.Repeat("[", 4096)) }},
+	{"endless white space", "dead not_mcp", func(s *socket) { s.say(okJSON + "\r\n"); s.forever(strings.Repeat(" ", 4096)) }},
+	{"endless white space of no type", "dead not_mcp", func(s *socket) { s.say("HTTP/1.1 200 OK\r\n\r\n"); s.forever(strings.Repeat("\n", 4096)) }},
+	{"endless HTML", "dead not_mcp", func(s *socket) {
+		s.say("HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n")
+		s.forever("<p>and so on")
+	}},
+	{"endless text", "dead not_mcp", func(s *socket) { s.say("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n"); s.forever("and so on ") }},
+	{"1 GiB of JSON", "dead not_mcp", func(s *socket) {
+		s.say(okJSON + "Content-Length: 1073741824\r\n\r\n[")
+		s.forever(`{"jsonrpc":"2.0","id":"another","result":{}},`)
+	}},
+	{"gzip bomb", "dead not_mcp", func(s *socket) {
+		s.say(okJSON + "Content-Encoding: gzip\r\n\r\n")
+		s.write(bomb)
+	}},
+	{"gzip bomb as an event", "dead not_mcp", func(s *socket) {
+		s.say(okSSE + "Content-Encoding: gzip\r\n\r\n")
+		s.write(bomb)
+	}},
+	{"endless chunk extension", "dead not_mcp", func(s *socket) {
+		s.say(okJSON + "Transfer-Encoding: chunked\r\n\r\n1;")
+		s.forever(strings.Repeat("x", 4096))
+	}},
+	{"an answer, then no end", "ready ok", func(s *socket) { s.say(okJSON + "\r\n" + discovered); s.forever(strings.Repeat(" ", 4096)) }},
+	{"an event, then no end", "ready ok", func(s *socket) { s.say(okSSE + "\r\ndata: " + discovered + "\n\n"); s.forever(": keep-alive\n\n") }},
+
+	// Too slow.
+	{"silence", "dead timeout", func(s *socket) { s.hang() }},
+	{"a status line, then silence", "dead timeout", func(s *socket) { s.say("HTTP/1.1 200 OK\r\n"); s.hang() }},
+	{"headers a byte at a time", "dead timeout", func(s *socket) { s.drip(okJSON + "\r\n" + discovered) }},
+	{"headers, then silence", "dead stalled", func(s *socket) { s.say(okJSON + "Content-Length: 100\r\n\r\n"); s.hang() }},
+	{"JSON a byte at a time", "dead stalled", func(s *socket) { s.say(okJSON + "\r\n"); s.drip(discovered) }},
+	{"an event a byte at a time", "dead stalled", func(s *socket) { s.say(okSSE + "\r\n"); s.drip("data: " + discovered + "\n\n") }},
+	{"comments now and then", "dead stalled", func(s *socket) { s.say(okSSE + "\r\n"); s.drip(strings.Repeat(":\n", 1000)) }},
+	{"half an answer, then silence", "dead stalled", func(s *socket) { s.say(okJSON + "\r\n" + `{"jsonrpc":"2.0","id":$ID,`); s.hang() }},
+
+	// Not for us.
+	{"another's answer", "dead not_mcp", func(s *socket) { s.say(okJSON + "\r\n" + otherAnswer) }},
+	{"others' answers for ever", "dead not_mcp", func(s *socket) { s.say(okSSE + "\r\n"); s.forever("data: " + otherAnswer + "\n\n") }},
+	{"others' answers now and then", "dead stalled", func(s *socket) {
+		s.say(okSSE + "\r\n")
+		for s.say("data: " + otherAnswer + "\n\n") {
+			time.Sleep(50 * time.Millisecond)
+		}
+	}},
+	{"302 to another origin", "unknown redirected", func(s *socket) {
+		s.say("HTTP/1.1 302 Found\r\nLocation: http://trap.example/mcp\r\nContent-Length: 0\r\n\r\n")
+	}},
+	{"307 to another origin", "unknown redirected", func(s *socket) {
+		s.say("HTTP/1.1 307 Temporary Redirect\r\nLocation: http://trap.example/mcp\r\nContent-Length: 0\r\n\r\n")
+	}},
+	{"307 to another port", "unknown redirected", func(s *socket) {
+		s.say("HTTP/1.1 307 Temporary Redirect\r\nLocation: http://127.0.0.1:1/mcp\r\nContent-Length: 0\r\n\r\n")
+	}},
+	{"308 to the cloud's metadata", "unknown redirected", func(s *socket) {
+		s.say("HTTP/1.1 308 Permanent Redirect\r\nLocation: http://169.254.169.254/latest/meta-data\r\nContent-Length: 0\r\n\r\n")
+	}},
+	{"307 to another scheme", "unknown redirected", func(s *socket) {
+		s.say("HTTP/1.1 307 Temporary Redirect\r\nLocation: file:///etc/passwd\r\nContent-Length: 0\r\n\r\n")
+	}},
+	{"307 to itself", "unknown redirected", func(s *socket) {
+		s.say("HTTP/1.1 307 Temporary Redirect\r\nLocation: /mcp\r\nContent-Length: 0\r\n\r\n")
+	}},
+	{"307 to no place", "unknown redirected", func(s *socket) {
+		s.say("HTTP/1.1 307 Temporary Redirect\r\nLocation: ://\r\nContent-Length: 0\r\n\r\n")
+	}},
+
+	// Broken.
+	{"line noise", "dead not_mcp", func(s *socket) { s.say("\x00\x01\x02 not HTTP \xff\xfe\r\n\r\n") }},
+	{"another protocol", "dead not_mcp", func(s *socket) { s.say("SSH-2.0-OpenSSH_9.6\r\n") }},
+	{"HTTP/2 frames", "dead not_mcp", func(s *socket) { s.say("\x00\x00\x12\x04\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00\x80\r\n") }},
+	{"two lengths", "dead not_mcp", func(s *socket) { s.say(okJSON + "Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}") }},
+	{"a negative length", "dead not_mcp", func(s *socket) { s.say(okJSON + "Content-Length: -1\r\n\r\n{}") }},
+	{"a header without a colon", "dead not_mcp", func(s *socket) { s.say("HTTP/1.1 200 OK\r\nnonsense\r\n\r\n") }},
+	{"an unknown transfer encoding", "dead not_mcp", func(s *socket) { s.say(okJSON + "Transfer-Encoding: hop\r\n\r\n{}") }},
+	{"truncated JSON", "dead not_mcp", func(s *socket) { s.say(okJSON + "Content-Length: 400\r\n\r\n" + `{"jsonrpc":"2.0","id":$ID,"res`) }},
+	{"truncated event", "dead not_mcp", func(s *socket) { s.say(okSSE + "\r\ndata: " + discovered) }},
+	{"truncated chunk", "dead not_mcp", func(s *socket) {
+		s.say(okJSON + "Transfer-Encoding: chunked\r\n\r\n400\r\n" + `{"jsonrpc":"2.0","id":$ID,"res`)
+	}},
+	{"chunked garbage", "dead not_mcp", func(s *socket) { s.say(okJSON + "Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n") }},
+	{"gzip garbage", "dead not_mcp", func(s *socket) { s.say(okJSON + "Content-Encoding: gzip\r\nContent-Length: 11\r\n\r\nnot gzipped") }},
+	{"gzip of garbage", "dead not_mcp", func(s *socket) {
+		s.say(okJSON + "Content-Encoding: gzip\r\n\r\n")
+		s.write(append(append([]byte(nil), bomb[:10]...), "\xff\xff\xff\xff not deflated"...))
+	}},
+	{"an encoding that nobody asked for", "dead not_mcp", func(s *socket) { s.say(okJSON + "Content-Encoding: br\r\nContent-Length: 4\r\n\r\n\x0b\x01\x80{") }},
+	{"gzip cut off", "dead not_mcp", func(s *socket) {
+		s.say(okJSON + "Content-Encoding: gzip\r\n\r\n")
+		s.write(bomb[:40])
+	}},
+	{"101 to nowhere", "dead not_mcp", func(s *socket) {
+		s.say("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
+	}},
+	{"an array of nothing", "dead not_mcp", func(s *socket) { s.say(okJSON + "\r\n[null,[],{},1,\"a\"]") }},
+	{"no UTF-8", "dead not_mcp", func(s *socket) { s.say(okJSON + "\r\n{\"jsonrpc\":\"2.0\",\"id\":\"\xff\xfe\",\"result\":{}}") }},
+	// Any result with our id is believed; this one makes no modern server, though.
+	{"a result that is no DiscoverResult", "ready ok", func(s *socket) { s.say(okJSON + "\r\n" + `{"jsonrpc":"2.0","id":$ID,"result":"all is well"}`) }},
+
+	// Gone.
+	{"closed before a byte", "dead reset", func(*socket) {}},
+	{"closed in the status line", "dead not_mcp", func(s *socket) { s.say("HTTP/1.1 2") }},
+	{"closed in the headers", "dead not_mcp", func(s *socket) { s.say("HTTP/1.1 200 OK\r\nContent-") }},
+	{"reset before a byte", "dead reset", func(s *socket) { s.reset() }},
+	{"reset after the headers", "dead reset", func(s *socket) {
+		s.say(okJSON + "Content-Length: 400\r\n\r\n{")
+		time.Sleep(20 * time.Millisecond) // a reset overtakes what is not read yet
+		s.reset()
+	}},
+}
+
+// discovered is what a healthy modern server answers.
+const discovered = `{"jsonrpc":"2.0","id":$ID,"result":{"supportedVersions":["2026-07-28"],"capabilities":{}}}`
+
+// bomb is 64 MiB of a JSON string in 64 KiB of gzip.
+var bomb = func() []byte {
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	_, _ = io.WriteString(z, `{"jsonrpc":"2.0","result":"`)
+	as := bytes.Repeat([]byte("a"), 1<<20)
+	for i := 0; i < 64; i++ {
+		_, _ = z.Write(as)
+	}
+	_ = z.Close()
+	return b.Bytes()
+}()
+
+func TestHostile(t *testing.T) {
+	for _, h := range hostiles {
+		t.Run(h.name, func(t *testing.T) {
+			before := runtime.NumGoroutine()
+			s := listenHostile(t, h.do)
+			dialled := &dialLog{}
+			p, err := NewProber(Target{URL: "http://" + s.Addr().String() + "/mcp", Timeout: hostileTimeout},
+				NewLine(&http.Transport{DialContext: dialled.dial}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			peak := watchLive(t)
+			r := p.Probe(context.Background())
+			live := peak()
+			p.Close(context.Background())
+			s.stop()
+
+			if got := string(r.Verdict) + " " + string(r.Reason); got != h.want {
+				t.Errorf("Probe = %q, want %q\n%s", got, h.want, trail(r))
+			}
+			if took := time.Since(r.At); took > hostileTimeout+hostilePatience {
+				t.Errorf("Probe took %v, want at most the timeout of %v", took, hostileTimeout)
+			}
+			if live > maxLive {
+				t.Errorf("Probe held %d KiB of heap at once, want at most %d", live>>10, maxLive>>10)
+			}
+			if others := dialled.except(s.Addr().String()); len(others) > 0 {
+				t.Errorf("Probe dialled %v, want its own upstream only", others)
+			}
+			if after := settledGoroutines(before); after > before {
+				t.Errorf("%d goroutines after Close, %d before:\n%s", after, before, stacks())
+			}
+		})
+	}
+}
+
+// watchLive makes the collector run all the time and remembers the most it found
+// reachable, beyond what was so before: what the probe, its connection and the
+// fake server held at one moment. Garbage between two collections is not in it.
+func watchLive(t *testing.T) (peak func() int64) {
+	t.Helper()
+	percent := debug.SetGCPercent(1)
+	sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
+	read := func() int64 { metrics.Read(sample); return int64(sample[0].Value.Uint64()) }
+	runtime.GC()
+	before, most := read(), int64(0)
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(500 * time.Microsecond):
+			}
+			if n := read() - before; n > most {
+				most = n
+			}
+		}
+	}()
+	return func() int64 {
+		close(stop)
+		<-done
+		debug.SetGCPercent(percent)
+		return most
+	}
+}
+
+// settledGoroutines waits up to a second for the number to fall to want.
+func settledGoroutines(want int) int {
+	for i := 0; i < 100 && runtime.NumGoroutine() > want; i++ {
+		time.Sleep(10 * time.Millisecond)
+	}
+	return runtime.NumGoroutine()
+}
+
+func stacks() []byte {
+	b := make([]byte, 64<<10)
+	return b[:runtime.Stack(b, true)]
+}
+
+// dialLog notes where a transport dials.
+type dialLog struct {
+	mu    sync.Mutex
+	addrs []string
+}
+
+func (d *dialLog) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	d.mu.Lock()
+	d.addrs = append(d.addrs, addr)
+	d.mu.Unlock()
+	return (&net.Dialer{}).DialContext(ctx, network, addr)
+}
+
+func (d *dialLog) except(addr string) (others []string) {
+	for _, a := range d.addrs {
+		if a != addr {
+			others = append(others, a)
+		}
+	}
+	return others
+}
+
+// hostileServer answers every request on its socket by one function.
+type hostileServer struct {
+	net.Listener
+	done sync.WaitGroup
+	mu   sync.Mutex
+	open []net.Conn
+}
+
+func listenHostile(t testing.TB, do func(*socket)) *hostileServer {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &hostileServer{Listener: l}
+	s.done.Add(1)
+	go func() {
+		defer s.done.Done()
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			s.mu.Lock()
+			s.open = append(s.open, c)
+			s.mu.Unlock()
+			s.done.Add(1)
+			go func() {
+				defer s.done.Done()
+				defer c.Close()
+				if sock := readQuestion(c); sock != nil {
+					do(sock)
+				}
+			}()
+		}
+	}()
+	return s
+}
+
+func (s *hostileServer) stop() {
+	_ = s.Close()
+	s.mu.Lock()
+	for _, c := range s.open {
+		_ = c.Close()
+	}
+	s.mu.Unlock()
+	s.done.Wait()
+}
+
+// socket is one connection to answer on, after a request has been read.
+type socket struct {
+	net.Conn
+	id string // of the question, quoted
+}
+
+func readQuestion(c net.Conn) *socket {
+	req, err := http.ReadRequest(bufio.NewReader(c))
+	if err != nil {
+		return nil
+	}
+	body, _ := io.ReadAll(req.Body)
+	id := RequestID(body)
+	return &socket{c, id.JSON()}
+}
+
+// say sends s, with $ID filled in, and reports whether the other side listens.
+func (s *socket) say(text string) bool { return s.write([]byte(strings.ReplaceAll(text, "$ID", s.id))) }
+
+func (s *socket) write(b []byte) bool { _, err := s.Write(b); return err == nil }
+
+func (s *socket) forever(text string) {
+	b := []byte(strings.Repeat(text, 1+4096/len(text)))
+	for s.write(b) {
+	}
+}
+
+// drip sends a byte every 100 ms.
+func (s *socket) drip(text string) {
+	for i := 0; i < len(text) && s.write([]byte{text[i]}); i++ {
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// hang waits until the other side, or the test, has closed the connection.
+func (s *socket) hang() { _, _ = s.Read(make([]byte, 1)) }
+
+func (s *socket) reset() {
+	if c, ok := s.Conn.(*net.TCPConn); ok {
+		_ = c.SetLinger(0)
+	}
+}

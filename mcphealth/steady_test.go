@@ -1,0 +1,142 @@
+package mcphealth
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// moody is a legacy server with sessions whose mood a test changes.
+type moody struct {
+	mu       sync.Mutex
+	mood     string
+	sessions map[string]bool // live ones
+	inits    int
+}
+
+// The moods: "well", or what is wrong.
+var moods = map[string]func(m *moody, w http.ResponseWriter, q moodyQuestion){
+	"well":     (*moody).well,
+	"route":    func(_ *moody, w http.ResponseWriter, _ moodyQuestion) { http.Error(w, "404 page not found", 404) },
+	"gateway":  func(_ *moody, w http.ResponseWriter, _ moodyQuestion) { w.WriteHeader(502) },
+	"page":     func(_ *moody, w http.ResponseWriter, _ moodyQuestion) { _, _ = io.WriteString(w, "<html>") },
+	"forgets":  func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.sessions = map[string]bool{}; m.well(w, q) },
+	"no-ping":  func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.lacksPing(w, q) },
+	"init-bad": func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.failsInitialize(w, q) },
+}
+
+type moodyQuestion struct{ verb, method, session, id string }
+
+func (m *moody) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	_, method, _ := strings.Cut(string(body), `"method":"`)
+	method, _, _ = strings.Cut(method, `"`)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	moods[m.mood](m, w, moodyQuestion{r.Method, method, r.Header.Get("Mcp-Session-Id"), RequestID(body).JSON()})
+}
+
+func say(w http.ResponseWriter, status int, q moodyQuestion, rest string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,%s}`, q.id, rest)
+}
+
+func (m *moody) well(w http.ResponseWriter, q moodyQuestion) {
+	switch {
+	case q.verb == http.MethodDelete:
+		delete(m.sessions, q.session)
+	case q.method == "initialize":
+		m.inits++
+		id := fmt.Sprintf("session-%d", m.inits)
+		m.sessions[id] = true
+		w.Header().Set("Mcp-Session-Id", id)
+		say(w, 200, q, `"result":{"protocolVersion":"2025-11-25","capabilities":{},"serverInfo":{"name":"moody","version":"1"}}`)
+	case m.sessions[q.session]:
+		say(w, 200, q, `"result":{}`)
+	default:
+		say(w, 404, q, `"error":{"code":-32001,"message":"Session not found"}`)
+	}
+}
+
+func (m *moody) lacksPing(w http.ResponseWriter, q moodyQuestion) {
+	if q.method == "ping" && m.sessions[q.session] {
+		say(w, 404, q, `"error":{"code":-32601,"message":"Method not found"}`)
+		return
+	}
+	m.well(w, q)
+}
+
+func (m *moody) failsInitialize(w http.ResponseWriter, q moodyQuestion) {
+	m.sessions = map[string]bool{}
+	if q.method == "initialize" {
+		say(w, 200, q, `"error":{"code":-32603,"message":"the database is away"}`)
+		return
+	}
+	m.well(w, q)
+}
+
+// TestSteady: what a prober that knows its server says as that one's mood
+// changes, and how many sessions it opens for it. None may be left.
+func TestSteady(t *testing.T) {
+	tests := []struct {
+		name  string
+		moods string
+		want  []string // verdict and reason after each mood
+		inits int
+	}{
+		{"one session, held", "well well well",
+			[]string{"ready ok", "ready ok", "ready ok"}, 1},
+		{"a route that goes and comes back leads to the old session", "well route route route well well",
+			[]string{"ready ok", "dead route_absent", "dead route_absent", "dead route_absent", "ready ok", "ready ok"}, 1},
+		{"as does a gateway that lost it", "well gateway well",
+			[]string{"ready ok", "dead gateway_error", "ready ok"}, 1},
+		{"another service in its place", "well page page page well",
+			[]string{"ready ok", "dead not_mcp", "dead not_mcp", "dead not_mcp", "ready ok"}, 1},
+		{"a lost session is renewed in the same probe", "well forgets well",
+			[]string{"ready ok", "ready ok", "ready ok"}, 2},
+		{"a server that keeps none is asked for none", "well forgets forgets forgets forgets forgets",
+			[]string{"ready ok", "ready ok", "ready ok", "alive session_required", "alive session_required", "alive session_required"}, 3},
+		{"the router works, what is behind it does not", "well init-bad init-bad init-bad",
+			[]string{"ready ok", "degraded handshake_failed", "degraded handshake_failed", "degraded handshake_failed"}, 1},
+		{"absent first, then here: initialize waits for no pause", "route route route well",
+			[]string{"unknown endpoint_not_found", "unknown endpoint_not_found", "unknown endpoint_not_found", "ready ok"}, 1},
+		{"a refused handshake and then no route", "init-bad init-bad init-bad route",
+			[]string{"degraded handshake_failed", "degraded handshake_failed", "degraded handshake_failed", "dead route_absent"}, 0},
+		{"a method that is not found is no lost session", "no-ping no-ping no-ping",
+			[]string{"ready ok", "alive method_not_found", "alive method_not_found"}, 1},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			m := &moody{sessions: map[string]bool{}}
+			s := httptest.NewServer(m)
+			defer s.Close()
+			p, err := NewProber(Target{URL: s.URL + "/mcp", Timeout: time.Second}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, mood := range strings.Fields(tt.moods) {
+				m.mu.Lock()
+				m.mood = mood
+				m.mu.Unlock()
+				r := p.Probe(context.Background())
+				if got := string(r.Verdict) + " " + string(r.Reason); got != tt.want[i] {
+					t.Errorf("probe %d, server in mood %q: %q, want %q\n%s", i+1, mood, got, tt.want[i], trail(r))
+				}
+			}
+			p.Close(context.Background())
+			if m.inits != tt.inits {
+				t.Errorf("opened %d sessions, want %d", m.inits, tt.inits)
+			}
+			if m.mood == "well" && len(m.sessions) > 0 {
+				t.Errorf("left %d sessions on the server: %v", len(m.sessions), m.sessions)
+			}
+		})
+	}
+}
