@@ -1,0 +1,63 @@
+package yaegi_test
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// coreTests are the core's own test files: "" runs interpreted, anything else is
+// why it does not. Tests are written in the whole language, which Yaegi does not
+// know; where it matters, a test beside this one shows the same by other means.
+var coreTests = map[string]string{
+	"answer_test.go":    "",
+	"threshold_test.go": "",
+	"captures_test.go":  "imports internal/mcpfake, which would be interpreted too; TestSameCaptures plays the same captures",
+	"checker_test.go":   "imports testing/synctest, which is younger than Yaegi; TestFleet and the tests beside it run checkers in real time",
+	"fuzz_test.go":      "fuzz targets, no tests",
+	"hostile_test.go":   "bounds memory and time as compiled code has them, and needs captures_test.go",
+	"reasons_test.go":   "puts a method value of a literal into a struct, which Yaegi mistypes (TestTraps); TestSameUnreachable and TestSameTLS",
+}
+
+// TestCoreTests runs the core's own tests interpreted, as `yaegi test` would.
+func TestCoreTests(t *testing.T) {
+	files, err := filepath.Glob("../../mcphealth/*_test.go")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no test files: %v", err)
+	}
+	for _, file := range files {
+		name := filepath.Base(file)
+		t.Run(name, func(t *testing.T) {
+			why, known := coreTests[name]
+			if !known {
+				t.Skip("not in coreTests: nobody has tried it with Yaegi yet")
+			}
+			if why != "" {
+				t.Skip(why)
+			}
+			runCoreTests(t, name)
+		})
+	}
+}
+
+// runCoreTests loads the core with one of its test files, and runs what is in it.
+func runCoreTests(t *testing.T, file string) {
+	t.Helper()
+	gopath := t.TempDir()
+	others := func(name string) bool { return tests(name) && filepath.Base(name) != file }
+	if err := copyPackages(gopath, others, core); err != nil {
+		t.Fatal(err)
+	}
+	i, err := bare(gopath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := i.EvalTest(core); err != nil {
+		t.Fatal(err)
+	}
+	for name, symbol := range i.Symbols(core)[core] {
+		if f, ok := symbol.Interface().(func(*testing.T)); ok && strings.HasPrefix(name, "Test") {
+			t.Run(name, f)
+		}
+	}
+}
