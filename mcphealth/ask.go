@@ -212,7 +212,7 @@ func (p *Prober) askAt(ctx context.Context, q question, u *url.URL) answer {
 	p.read(&a, resp, id)
 	if a.err != nil {
 		a.reason = bodyReason(ctx, a.err)
-	} else if a.kind == rpcAnswer {
+	} else if a.kind == rpcAnswer || a.status == http.StatusUnauthorized || a.status == http.StatusForbidden {
 		settleBody(resp.Body, cancel)
 	}
 	return a

@@ -50,13 +50,15 @@ type Checker struct {
 	mu        sync.Mutex
 	timer     *time.Timer
 	closed    bool
+	paused    bool
 	running   bool
-	idle      *sync.Cond // running became false
-	alarm     alarm      // why the next probe was brought forward
-	again     bool       // asked for while one was running
-	quiet     time.Time  // no alarm brings a probe before
-	skipped   int        // intervals in a row that traffic stood in for
-	fresh     int        // probes since the upstream went down, or none found out
+	idle      *sync.Cond          // running became false
+	alarm     alarm               // why the next probe was brought forward
+	again     bool                // asked for while one was running
+	quiet     time.Time           // the server asked not to be probed before
+	doubt     map[alarm]time.Time // an alarm of this kind was false: none brings a probe before
+	skipped   int                 // intervals in a row that traffic stood in for
+	fresh     int                 // probes since the upstream went down, or none found out
 	threshold threshold
 	nextID    int
 	onChange  map[int]func(Change)
@@ -80,7 +82,7 @@ func NewChecker(p *Prober, s Schedule) (*Checker, error) {
 		return nil, err
 	}
 	s = s.WithDefaults()
-	c := &Checker{p: p, sched: s, onChange: map[int]func(Change){}, onResult: map[int]func(Result){}}
+	c := &Checker{p: p, sched: s, doubt: map[alarm]time.Time{}, onChange: map[int]func(Change){}, onResult: map[int]func(Result){}}
 	c.idle = sync.NewCond(&c.mu)
 	c.threshold = threshold{rise: s.Rise, fall: s.Fall, state: StateUnknown}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
@@ -95,13 +97,52 @@ func NewChecker(p *Prober, s Schedule) (*Checker, error) {
 // Target is what is asked.
 func (c *Checker) Target() Target { return c.p.target }
 
-// Start begins to probe, the first time at once. Later calls do nothing.
+// Start begins to probe, or goes on after a Pause, at once. Where it probes
+// already it does nothing.
 func (c *Checker) Start() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.timer == nil && !c.closed {
-		c.timer = time.AfterFunc(0, c.run)
+	if c.closed {
+		return
 	}
+	if c.timer == nil {
+		c.timer = time.AfterFunc(0, c.run)
+	} else if c.paused {
+		c.timer.Reset(0)
+	}
+	c.paused = false
+}
+
+// Pause stops probing and has the held session ended, in the background. What is
+// known stays, for a Start to go on from.
+func (c *Checker) Pause() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed || c.timer == nil || c.paused {
+		return
+	}
+	c.paused = true
+	c.timer.Stop()
+	go c.rest()
+}
+
+// rest waits for the probe that a Pause found running, and ends the session.
+func (c *Checker) rest() {
+	c.mu.Lock()
+	for c.running {
+		c.idle.Wait()
+	}
+	still := c.paused && !c.closed
+	c.mu.Unlock()
+	if still {
+		c.endSession()
+	}
+}
+
+func (c *Checker) endSession() {
+	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+	defer cancel()
+	c.p.Close(ctx)
 }
 
 // Tier is how willingly the request path should choose the upstream.
@@ -163,30 +204,26 @@ func (c *Checker) Close() error {
 	}
 	c.mu.Unlock()
 	if first {
-		ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
-		defer cancel()
-		c.p.Close(ctx)
+		c.endSession()
 	}
 	return nil
 }
 
-// bringForward moves the next probe to now, or to the end of the quiet time.
+// bringForward moves the next probe to now, or to when an alarm of this kind is
+// believed again.
 func (c *Checker) bringForward(why alarm) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed || c.timer == nil {
+	if c.closed || c.paused || c.timer == nil {
 		return
 	}
 	if c.running {
 		c.again, c.alarm = true, why
 		return
 	}
-	wait := time.Until(c.quiet)
-	if why == asked || wait < 0 {
-		wait = 0
-	}
+	wait := c.patience(why)
 	s := c.Snapshot()
-	if c.alarm == none && time.Until(s.Next) > wait {
+	if time.Until(s.Next) > wait {
 		c.alarm = why
 		s.Next = time.Now().Add(wait)
 		c.snap.Store(s)
@@ -194,10 +231,18 @@ func (c *Checker) bringForward(why alarm) {
 	}
 }
 
+// patience is how long an alarm has to wait for its probe.
+func (c *Checker) patience(why alarm) time.Duration {
+	if why == asked {
+		return 0
+	}
+	return atLeast(time.Until(c.quiet), atLeast(time.Until(c.doubt[why]), 0))
+}
+
 // run is one turn of the schedule. It is the timer's function: no two run at once.
 func (c *Checker) run() {
 	c.mu.Lock()
-	if c.closed || c.running {
+	if c.closed || c.paused || c.running {
 		c.mu.Unlock()
 		return
 	}
@@ -257,9 +302,9 @@ func (c *Checker) conclude(r Result, start time.Time, why alarm) {
 
 	c.mu.Lock()
 	c.running = false
-	if c.again && !c.closed {
+	if c.again && !c.closed && !c.paused {
 		c.again = false
-		c.timer.Reset(atLeast(time.Until(c.quiet), minGap))
+		c.timer.Reset(atLeast(c.patience(c.alarm), minGap))
 	}
 	c.idle.Broadcast()
 	c.mu.Unlock()
@@ -321,7 +366,7 @@ func (c *Checker) after(r Result, start time.Time, why alarm) {
 	}
 	if r.Verdict.Vote() > 0 {
 		c.fresh = 0
-		c.quiet = c.quietAfter(why)
+		c.falseAlarm(why)
 	}
 	if d := atMostD(r.RetryAfter, maxRetryAfter); r.Verdict == Degraded && d > pause {
 		pause = d
@@ -330,16 +375,15 @@ func (c *Checker) after(r Result, start time.Time, why alarm) {
 	c.plan(start, pause)
 }
 
-// quietAfter: a false alarm is not believed again at once. Servers that hang up
-// on idle connections cost at most one probe more per interval.
-func (c *Checker) quietAfter(why alarm) time.Time {
+// falseAlarm: an alarm of this kind is not believed again at once. Servers that
+// hang up on idle connections cost at most one probe more per interval.
+func (c *Checker) falseAlarm(why alarm) {
 	switch why {
 	case failure:
-		return time.Now().Add(c.sched.Fast)
+		c.doubt[why] = time.Now().Add(c.sched.Fast)
 	case silence, ending:
-		return time.Now().Add(c.sched.Interval)
+		c.doubt[why] = time.Now().Add(c.sched.Interval)
 	}
-	return c.quiet
 }
 
 // pause is the interval, less up to 10 % so that edges do not probe in step; the
@@ -372,7 +416,7 @@ func (c *Checker) plan(start time.Time, pause time.Duration) {
 	s := c.Snapshot()
 	s.Next = time.Now().Add(wait)
 	c.snap.Store(s)
-	if !c.closed {
+	if !c.closed && !c.paused {
 		c.timer.Reset(wait)
 	}
 }

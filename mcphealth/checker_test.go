@@ -20,12 +20,12 @@ import (
 // bubble is a network in memory: fake time runs on while its connections wait,
 // which it does not with real sockets.
 type bubble struct {
-	mu      sync.Mutex
-	mode    string // "modern", "refused", "hang", "busy"
-	asked   []time.Time
-	conns   []net.Conn
-	retry   string
-	release chan struct{}
+	mu       sync.Mutex
+	mode     string // "modern", "sessions", "refused", "hang", "busy"
+	asked    []time.Time
+	conns    []net.Conn
+	retry    string
+	sessions int // that live
 }
 
 func (b *bubble) set(mode string) {
@@ -77,6 +77,8 @@ func (b *bubble) serve(c net.Conn, mode string) {
 		_ = json.Unmarshal(body, &m)
 		status, head, answer := 200, "", `{"jsonrpc":"2.0","id":`+string(m.ID)+`,"result":{"supportedVersions":["2026-07-28"],"capabilities":{}}}`
 		switch mode {
+		case "sessions":
+			status, head, answer = b.session(req, m)
 		case "hang":
 			_, _ = io.Copy(io.Discard, r)
 			return
@@ -85,6 +87,24 @@ func (b *bubble) serve(c net.Conn, mode string) {
 		}
 		fmt.Fprintf(c, "HTTP/1.1 %d X\r\nContent-Type: application/json\r\n%sContent-Length: %d\r\n\r\n%s", status, head, len(answer), answer)
 	}
+}
+
+// session answers as a legacy server with sessions does.
+func (b *bubble) session(req *http.Request, m message) (status int, head, answer string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	id := req.Header.Get("Mcp-Session-Id")
+	switch {
+	case m.Method == "initialize":
+		b.sessions++
+		return 200, "Mcp-Session-Id: live\r\n", `{"jsonrpc":"2.0","id":` + string(m.ID) + `,"result":{"protocolVersion":"2025-11-25","capabilities":{},"serverInfo":{}}}`
+	case id != "live" || b.sessions == 0:
+		return 404, "", `{"jsonrpc":"2.0","id":null,"error":{"code":-32001,"message":"Session not found"}}`
+	case req.Method == http.MethodDelete:
+		b.sessions--
+		return 200, "", "{}"
+	}
+	return 200, "", `{"jsonrpc":"2.0","id":` + string(m.ID) + `,"result":{}}`
 }
 
 // checker starts a checker against b and closes it with the test.
@@ -462,4 +482,73 @@ func TestRequestPathDoesNotAllocate(t *testing.T) {
 	}); n != 0 {
 		t.Errorf("%v allocations per request, want none", n)
 	}
+}
+
+// A pause leaves nothing behind and forgets nothing.
+func TestPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.checker(t, Schedule{})
+		time.Sleep(time.Minute)
+		c.Pause()
+		synctest.Wait()
+		n := b.probes()
+		b.kill()
+		c.Probe()
+		c.Failed(Refused)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if got := b.probes() - n; got != 0 {
+			t.Errorf("probed %d times while paused, want none", got)
+		}
+		wantState(t, c, Up, OK)
+		c.Start()
+		time.Sleep(2 * time.Second)
+		wantState(t, c, Down, Refused)
+		b.set("modern")
+		time.Sleep(5 * time.Second)
+		wantState(t, c, Up, OK)
+	})
+}
+
+func TestPauseEndsTheSession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "sessions"}
+		c := b.checker(t, Schedule{})
+		time.Sleep(time.Minute)
+		wantState(t, c, Up, OK)
+		if b.sessions != 1 {
+			t.Errorf("%d sessions while probing, want 1", b.sessions)
+		}
+		c.Pause()
+		synctest.Wait()
+		if b.sessions != 0 {
+			t.Errorf("%d sessions while paused, want none", b.sessions)
+		}
+		c.Start()
+		time.Sleep(time.Minute)
+		wantState(t, c, Up, OK)
+		if b.sessions != 1 {
+			t.Errorf("%d sessions after going on, want 1", b.sessions)
+		}
+	})
+}
+
+// A failed call is believed although an idle connection that ended was a false
+// alarm a moment ago.
+func TestFalseAlarmsAreCountedByKind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.checker(t, Schedule{})
+		time.Sleep(time.Second)
+		b.kill()
+		b.set("modern")
+		time.Sleep(time.Second)
+		wantState(t, c, Up, OK)
+		b.set("refused")
+		c.Sent()
+		c.Failed(Refused)
+		time.Sleep(2 * confirmAfter)
+		wantState(t, c, Down, Refused)
+	})
 }

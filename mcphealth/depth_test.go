@@ -505,6 +505,34 @@ func TestRequireAuthSteady(t *testing.T) {
 	}
 }
 
+// The connection of the last question stays open as death watch, also where that
+// question was the one without credentials.
+func TestRequireAuthKeepsTheWatch(t *testing.T) {
+	d := serveDepth(t, func(w http.ResponseWriter, a inquiry) {
+		if a.auth == "" {
+			http.Error(w, "<html>who are you?", 401)
+			return
+		}
+		sayModern(nothing)(w, a)
+	})
+	p, err := NewProber(Target{URL: d.URL, Header: http.Header{"Authorization": {"Bearer good"}}, RequireAuth: true, Timeout: time.Second}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close(context.Background())
+	p.Probe(context.Background())
+	ended := make(chan bool, 1)
+	if !p.line.onEnd(func() { ended <- true }) {
+		t.Fatal("nothing is watched after the probe")
+	}
+	d.CloseClientConnections()
+	select {
+	case <-ended:
+	case <-time.After(2 * time.Second):
+		t.Error("the end of the connection was not noticed")
+	}
+}
+
 // SetHeader is what a room calls when a token was renewed: the next probe sends
 // the new one, and what the old one had opened is ended.
 func TestSetHeader(t *testing.T) {

@@ -486,12 +486,13 @@ func (p *Prober) era() Era {
 }
 
 // Close ends the session that the prober holds, within ctx, and its connection.
-// It reports whether a session was ended.
+// It reports whether a session was ended. A later Probe begins anew.
 func (p *Prober) Close(ctx context.Context) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.takeLine()
 	p.hangUp(ctx)
+	p.habit = unasked
 	p.line.Close()
 	return p.closed
 }

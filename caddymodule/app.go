@@ -1,0 +1,310 @@
+// Package caddymodule puts MCP-aware health into Caddy: a selection policy and an
+// upstream source which send requests only to upstreams whose MCP server lives, a
+// handler which keeps clients working while none does, and the app behind them.
+//
+// It knows Caddy's life cycle and configuration; what an MCP server is, only
+// package mcphealth knows.
+package caddymodule
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"sync"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyevents"
+
+	"github.com/mcphealth/mcphealth/mcphealth"
+)
+
+func init() {
+	caddy.RegisterModule(new(App))
+	httpcaddyfile.RegisterGlobalOption("mcp_health", parseGlobalOption)
+}
+
+// App checks the health of MCP servers for the `mcp_health` selection policy and
+// upstream source. It need not be configured: what stands here are defaults for
+// every check.
+//
+// State survives a reload: an upstream whose settings did not change keeps its
+// verdict, its counters and its schedule.
+//
+// It emits the events `healthy` and `unhealthy` when an upstream changes between
+// up (or degraded) and down. Event data:
+//
+// Key | Meaning
+// ----|--------
+// `upstream` | The upstream's address as configured
+// `path` | The path that is asked
+// `host` | The Host header, if configured
+// `from`, `to` | State: `up`, `degraded`, `down` or `unknown`
+// `reason` | One word; see docs/verdicts.md
+type App struct {
+	Check
+
+	ctx    caddy.Context
+	logger *zap.Logger
+	events *caddyevents.App
+
+	mu      sync.Mutex
+	groups  []*group
+	honest  map[*http.Transport]bool
+	started bool
+	stopped bool
+
+	// Events wait until every app has started: before that, the events app still
+	// takes subscriptions, without a lock.
+	eventMu sync.Mutex
+	ready   bool
+	queue   []event
+}
+
+type event struct {
+	name string
+	data map[string]any
+}
+
+// CaddyModule returns the Caddy module information.
+func (*App) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "mcp_health",
+		New: func() caddy.Module { return new(App) },
+	}
+}
+
+// Provision sets up the app.
+func (a *App) Provision(ctx caddy.Context) error {
+	a.ctx = ctx
+	a.logger = ctx.Logger()
+	app, err := ctx.App("events")
+	if err != nil {
+		return fmt.Errorf("getting events app: %w", err)
+	}
+	a.events = app.(*caddyevents.App)
+	if err := a.events.On("started", eventHandler(a.allStarted)); err != nil {
+		return fmt.Errorf("waiting for the start: %w", err)
+	}
+	return nil
+}
+
+// Validate checks the defaults.
+func (a *App) Validate() error { return a.validate() }
+
+// appOf returns the app of the configuration that ctx belongs to.
+func appOf(ctx caddy.Context) (*App, error) {
+	app, err := ctx.App("mcp_health")
+	if err != nil {
+		return nil, fmt.Errorf("getting mcp_health app: %w", err)
+	}
+	return app.(*App), nil
+}
+
+// adopt has g started and stopped with the app.
+func (a *App) adopt(g *group) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.groups = append(a.groups, g)
+}
+
+// Start begins to check. All handlers are provisioned by now.
+func (a *App) Start() error {
+	apps.add(a)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.started = true
+	for _, g := range a.groups {
+		g.start()
+	}
+	return nil
+}
+
+// Stop gives the checkers back. They go on for a while, for the next
+// configuration may want them; if the process exits, they end here.
+func (a *App) Stop() error {
+	apps.remove(a)
+	a.mu.Lock()
+	a.stopped = true
+	groups := a.groups
+	a.mu.Unlock()
+	for _, g := range groups {
+		g.stop()
+	}
+	if caddy.Exiting() {
+		checkers.closeUnused(closeTimeout)
+	}
+	return nil
+}
+
+// announce logs a change of state and emits an event for it.
+func (a *App) announce(e *entry, c mcphealth.Change) {
+	logChange(a.logger, e, c)
+	name := ""
+	switch {
+	case c.To == mcphealth.Down:
+		name = "unhealthy"
+	case isUp(c.To) && !isUp(c.From):
+		name = "healthy"
+	default:
+		return
+	}
+	ev := event{name, map[string]any{
+		"upstream": e.upstream,
+		"path":     e.path,
+		"host":     e.host,
+		"from":     string(c.From),
+		"to":       string(c.To),
+		"reason":   string(c.Reason),
+	}}
+	a.eventMu.Lock()
+	if !a.ready {
+		a.queue = append(a.queue, ev)
+		a.eventMu.Unlock()
+		return
+	}
+	a.eventMu.Unlock()
+	a.events.Emit(a.ctx, ev.name, ev.data)
+}
+
+// allStarted lets the events out that came while the apps were being started.
+func (a *App) allStarted(context.Context, caddy.Event) error {
+	for {
+		a.eventMu.Lock()
+		queue := a.queue
+		a.queue = nil
+		a.ready = len(queue) == 0
+		a.eventMu.Unlock()
+		if len(queue) == 0 {
+			return nil
+		}
+		for _, ev := range queue {
+			a.events.Emit(a.ctx, ev.name, ev.data)
+		}
+	}
+}
+
+// logChange writes one line per transition.
+func logChange(log *zap.Logger, e *entry, c mcphealth.Change) {
+	level, message := zapcore.InfoLevel, "upstream is "+string(c.To)
+	if c.To == mcphealth.Down || c.To == mcphealth.UpDegraded && c.From == mcphealth.Up {
+		level = zapcore.WarnLevel
+	}
+	if ce := log.Check(level, message); ce != nil {
+		ce.Write(
+			zap.String("upstream", e.upstream),
+			zap.String("path", e.path),
+			zap.String("host", e.host),
+			zap.String("from", string(c.From)),
+			zap.String("to", string(c.To)),
+			zap.String("reason", string(c.Reason)),
+			zap.String("detail", c.Detail),
+		)
+	}
+}
+
+func isUp(s mcphealth.State) bool { return s == mcphealth.Up || s == mcphealth.UpDegraded }
+
+func pathOf(rawURL string) string {
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		return ""
+	}
+	return u.RequestURI()
+}
+
+// apps are those started and not stopped, oldest first: during a reload there
+// are two, and if the new one fails, the old one goes on.
+var apps appList
+
+type appList struct {
+	mu  sync.Mutex
+	all []*App
+}
+
+func (l *appList) add(a *App) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = append(l.all, a)
+}
+
+func (l *appList) remove(a *App) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = slices.DeleteFunc(l.all, func(o *App) bool { return o == a })
+}
+
+func (l *appList) current() *App {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.all) == 0 {
+		return nil
+	}
+	return l.all[len(l.all)-1]
+}
+
+// eventHandler is a function that handles events.
+type eventHandler func(context.Context, caddy.Event) error
+
+// Handle calls the function.
+func (h eventHandler) Handle(ctx context.Context, e caddy.Event) error { return h(ctx, e) }
+
+// parseGlobalOption reads the global option `mcp_health`. Syntax:
+//
+//	mcp_health {
+//	    path        <path>
+//	    host        <host>
+//	    header      <name> <value>
+//	    interval    <duration>
+//	    timeout     <duration>
+//	    fall        <count>
+//	    rise        <count>
+//	    fast        <duration>
+//	    initial     optimistic|wait
+//	    era         auto|modern|legacy|sse
+//	    alive_if    mcp|any_response
+//	    deep        on|off
+//	    expect_tool <name>
+//	    call        <tool> [<json>]
+//	    slow_after  <duration>
+//	    health_path <path>
+//	    fresh       on|off
+//	    watch       on|off
+//	    passive     on|off
+//	}
+//
+// All are defaults for the checks of all handlers.
+func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
+	app := new(App)
+	if err := app.UnmarshalCaddyfile(d); err != nil {
+		return nil, err
+	}
+	if existing != nil {
+		return nil, d.Err("global option 'mcp_health' is given twice")
+	}
+	return httpcaddyfile.App{Name: "mcp_health", Value: caddyconfig.JSON(app, nil)}, nil
+}
+
+// UnmarshalCaddyfile reads the block of the global option; see parseGlobalOption.
+func (a *App) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next() // the name
+	if d.NextArg() {
+		return d.ArgErr()
+	}
+	return a.unmarshalBlock(d, nil)
+}
+
+// Interface guards
+var (
+	_ caddy.App             = (*App)(nil)
+	_ caddy.Provisioner     = (*App)(nil)
+	_ caddy.Validator       = (*App)(nil)
+	_ caddyfile.Unmarshaler = (*App)(nil)
+)

@@ -1,0 +1,148 @@
+package caddymodule
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/stretchr/testify/require"
+
+	"github.com/mcphealth/mcphealth/mcphealth"
+)
+
+func init() { caddy.RegisterModule(testHandler{}) }
+
+// testHandler notes the events that it gets.
+type testHandler struct{}
+
+var noted struct {
+	sync.Mutex
+	events []string
+	origin string
+}
+
+func (testHandler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "events.handlers.test", New: func() caddy.Module { return new(testHandler) }}
+}
+
+func (testHandler) Handle(_ context.Context, e caddy.Event) error {
+	data, err := json.Marshal(e.Data)
+	if err != nil {
+		return err
+	}
+	noted.Lock()
+	defer noted.Unlock()
+	noted.events = append(noted.events, e.Name()+" "+string(data))
+	noted.origin = string(e.Origin().CaddyModule().ID)
+	return nil
+}
+
+func (testHandler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error { d.Next(); return nil }
+
+func TestEvents(t *testing.T) {
+	noted.events = nil
+	a := newServer(t, "a")
+	options := `events {
+		on healthy test
+		on unhealthy test
+	}`
+	site := guarded("", a.addr)
+	e := newEdge(t, options, site)
+	waitState(t, a.addr, mcphealth.Up)
+	e.load(options, site) // the checker is older than the app now
+	a.onProbe(html)
+	waitState(t, a.addr, mcphealth.Down)
+	want := []string{
+		`healthy {"from":"unknown","host":"","path":"/mcp","reason":"ok","to":"up","upstream":"` + a.addr + `"}`,
+		`unhealthy {"from":"up","host":"","path":"/mcp","reason":"not_mcp","to":"down","upstream":"` + a.addr + `"}`,
+	}
+	eventually(t, func() bool {
+		noted.Lock()
+		defer noted.Unlock()
+		return len(noted.events) == len(want)
+	}, "want %d events", len(want))
+	require.Equal(t, want, noted.events)
+	require.Equal(t, "mcp_health", noted.origin)
+}
+
+// admin asks the admin API's own handlers.
+func admin(t *testing.T, method, path string) (int, string) {
+	t.Helper()
+	mux := http.NewServeMux()
+	for _, route := range (Admin{}).Routes() {
+		mux.HandleFunc(route.Pattern, func(w http.ResponseWriter, r *http.Request) {
+			if err := route.Handler.ServeHTTP(w, r); err != nil {
+				var api caddy.APIError
+				require.ErrorAs(t, err, &api)
+				w.WriteHeader(api.HTTPStatus)
+			}
+		})
+	}
+	w := httptest.NewRecorder()
+	mux.ServeHTTP(w, httptest.NewRequest(method, path, nil))
+	return w.Code, w.Body.String()
+}
+
+func TestAdmin(t *testing.T) {
+	a := newServer(t, "a")
+	site := `reverse_proxy ` + a.addr + ` {
+		lb_policy mcp_health {
+			interval 1h
+			header Authorization "Bearer s3cret"
+		}
+	}`
+	e := newEdge(t, "", site)
+	waitState(t, a.addr, mcphealth.Up)
+
+	status, body := admin(t, http.MethodGet, "/mcp_health/upstreams")
+	require.Equal(t, http.StatusOK, status)
+	var list []map[string]any
+	require.NoError(t, json.Unmarshal([]byte(body), &list))
+	require.Len(t, list, 1)
+	require.Equal(t, a.addr, list[0]["upstream"])
+	require.Equal(t, "up", list[0]["state"])
+	require.Equal(t, "ok", list[0]["reason"])
+	require.Equal(t, "modern", list[0]["era"])
+	require.Equal(t, true, list[0]["in_use"])
+	id := list[0]["id"].(string)
+
+	status, body = admin(t, http.MethodGet, "/mcp_health/upstreams/"+id)
+	require.Equal(t, http.StatusOK, status)
+	var one struct {
+		ID      string
+		Changes []struct{ From, To, Reason string }
+	}
+	require.NoError(t, json.Unmarshal([]byte(body), &one))
+	require.Equal(t, id, one.ID)
+	require.Len(t, one.Changes, 1)
+	require.Equal(t, "up", one.Changes[0].To)
+	require.NotContains(t, body, "s3cret")
+
+	before := a.probes.Load()
+	status, _ = admin(t, http.MethodPost, "/mcp_health/upstreams/"+id+"/probe")
+	require.Equal(t, http.StatusAccepted, status)
+	eventually(t, func() bool { return a.probes.Load() > before }, "not probed")
+
+	for _, bad := range []struct {
+		method, path string
+		status       int
+	}{
+		{http.MethodPost, "/mcp_health/upstreams", http.StatusMethodNotAllowed},
+		{http.MethodDelete, "/mcp_health/upstreams/" + id, http.StatusMethodNotAllowed},
+		{http.MethodGet, "/mcp_health/upstreams/" + id + "/probe", http.StatusMethodNotAllowed},
+		{http.MethodGet, "/mcp_health/upstreams/nobody", http.StatusNotFound},
+		{http.MethodPost, "/mcp_health/upstreams/" + id + "/dance", http.StatusNotFound},
+	} {
+		status, _ := admin(t, bad.method, bad.path)
+		require.Equal(t, bad.status, status, "%s %s", bad.method, bad.path)
+	}
+
+	e.load("", strings.Replace(site, "lb_policy", "flush_interval -1\nlb_policy", 1))
+	require.Equal(t, id, checkers.list()[0].id, "the id changed with a reload")
+}

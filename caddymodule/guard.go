@@ -1,0 +1,448 @@
+package caddymodule
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/mcphealth/mcphealth/mcphealth"
+)
+
+func init() {
+	caddy.RegisterModule(new(Guard))
+	httpcaddyfile.RegisterHandlerDirective("mcp_guard", parseGuard)
+	httpcaddyfile.RegisterDirectiveOrder("mcp_guard", httpcaddyfile.Before, "reverse_proxy")
+}
+
+const (
+	defaultHold    = 10 * time.Second
+	defaultHoldMax = 1024
+)
+
+// statusClientGone is what a request ends with whose client has left; Caddy's
+// reverse proxy logs the same.
+const statusClientGone = 499
+
+// Guard is a handler that keeps MCP clients working while no upstream behind it
+// can serve. It stands in front of a reverse proxy.
+//
+// A request that provably was not executed, because there was no upstream or no
+// connection, waits for one to come back; if none does, the client gets 503 with
+// Retry-After and a JSON-RPC error that carries the request's id. A request that
+// may have been executed is never sent twice: the client gets 502 with a JSON-RPC
+// error that says so. Answers of the upstream itself pass untouched, whatever
+// they are, and streams pass as they come.
+type Guard struct {
+	// How long a request waits for an upstream to come back. 0 turns waiting
+	// off. Default: `10s`
+	Hold *caddy.Duration `json:"hold,omitempty"`
+
+	// How many requests wait at once; further ones get 503 at once. Their bodies
+	// are held in memory, up to 1 MiB each and 64 MiB in all. Default: 1024
+	HoldMax int `json:"hold_max,omitempty"`
+
+	// The least Retry-After of a 503. Default: computed from when the next probe
+	// is due, at least `1s`
+	RetryAfter caddy.Duration `json:"retry_after,omitempty"`
+
+	log     *zap.Logger
+	hold    time.Duration
+	holding atomic.Int64
+	room    *room // for reverse proxies without health of ours
+	counted bool
+}
+
+// CaddyModule returns the Caddy module information.
+func (*Guard) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.handlers.mcp_guard",
+		New: func() caddy.Module { return new(Guard) },
+	}
+}
+
+// Provision sets up the handler.
+func (g *Guard) Provision(ctx caddy.Context) error {
+	g.log = ctx.Logger()
+	g.hold = defaultHold
+	if g.Hold != nil {
+		g.hold = time.Duration(*g.Hold)
+	}
+	if g.HoldMax == 0 {
+		g.HoldMax = defaultHoldMax
+	}
+	g.room = newRoom(nil, nil)
+	guards.Add(1)
+	g.counted = true
+	return nil
+}
+
+// Validate checks the settings.
+func (g *Guard) Validate() error {
+	switch {
+	case g.hold < 0:
+		return fmt.Errorf("hold %v: want 0 or more", g.hold)
+	case g.HoldMax < 0:
+		return fmt.Errorf("hold_max %d: want 1 or more", g.HoldMax)
+	case g.RetryAfter < 0:
+		return fmt.Errorf("retry_after %v: want 0 or more", time.Duration(g.RetryAfter))
+	}
+	return nil
+}
+
+// Cleanup takes the guard off the count.
+func (g *Guard) Cleanup() error {
+	if g.counted {
+		g.counted = false
+		guards.Add(-1)
+	}
+	return nil
+}
+
+// ServeHTTP passes the request on, and steps in if it fails before an answer.
+func (g *Guard) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	t := &transit{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, req: r}
+	setContext(r, context.WithValue(r.Context(), transitKey{}, t))
+	was := remember(w, r)
+	defer was.forget()
+	t.watchBody(r)
+	defer t.end()
+
+	err := next.ServeHTTP(t, r)
+	if err != nil && t.status == 0 {
+		err = g.rescue(t, was, next, err)
+	}
+	t.returned = true
+	return err
+}
+
+// fate is what became of a request that got no answer.
+type fate int
+
+const (
+	foreign fate = iota // an error that is not the proxy's
+	gone                // the client has left
+	unsent              // it was not executed
+	sent                // it may have been executed
+)
+
+// fateOf judges an error of the handlers behind the guard. reverse_proxy's errors
+// are told by where they were made, since other handlers use the same statuses.
+func fateOf(t *transit, err error) (fate, mcphealth.Reason) {
+	var he caddyhttp.HandlerError
+	if !errors.As(err, &he) || !strings.HasPrefix(he.Trace, "reverseproxy.") {
+		return foreign, ""
+	}
+	reason := reasonOf(err, he.StatusCode)
+	var dial reverseproxy.DialError
+	switch he.StatusCode {
+	case http.StatusServiceUnavailable:
+		if !t.picked.none && (he.Err == nil || he.Err.Error() != "no upstreams available") {
+			return foreign, ""
+		}
+		reason = ""
+	case http.StatusBadGateway, http.StatusGatewayTimeout:
+	default:
+		return foreign, ""
+	}
+	switch {
+	case t.req.Context().Err() != nil:
+		return gone, ""
+	case t.mayHaveRun:
+		return sent, reason
+	case he.StatusCode == http.StatusServiceUnavailable, errors.As(err, &dial):
+		return unsent, reason
+	case provesUnwritten(he, t.picked.group):
+		return unsent, reason
+	case t.body == nil && reason == mcphealth.TLS:
+		return unsent, reason
+	case t.body != nil && !t.bodyWasRead():
+		return unsent, reason // the call is in the body, and nobody has read that
+	}
+	return sent, reason
+}
+
+// provesUnwritten reports whether an error which is no dial's is one that net/http
+// gives only before it wrote anything of the request.
+func provesUnwritten(he caddyhttp.HandlerError, g *group) bool {
+	var never unwrittenError
+	switch {
+	case errors.As(he, &never):
+		return true // it was a fresh connection, to which nothing was written
+	case he.Err == errEnded && g != nil && g.http1.Load():
+		return true // bare: net/http has counted what it wrote, and wraps it otherwise
+	case errors.Is(he, errNotHeld):
+		return true // it wanted the body again, which it does in these cases only
+	}
+	// The connection was closed before net/http began a request on it.
+	return strings.Contains(he.Error(), "http: server closed idle connection")
+}
+
+// reasonOf finds the word for an error of the reverse proxy. Its DialError hides
+// what it wraps, hence the texts.
+func reasonOf(err error, status int) mcphealth.Reason {
+	text := err.Error()
+	var dial reverseproxy.DialError
+	switch {
+	case strings.Contains(text, "no such host"), strings.Contains(text, "lookup "):
+		return mcphealth.DNS
+	case strings.Contains(text, "tls: "), strings.Contains(text, "x509: "), strings.Contains(text, "TLS handshake"):
+		return mcphealth.TLS
+	case errors.As(err, &dial) && strings.Contains(text, "timeout"):
+		return mcphealth.ConnectTimeout
+	case errors.As(err, &dial):
+		return mcphealth.Refused
+	case status == http.StatusGatewayTimeout:
+		return mcphealth.Timeout
+	}
+	return mcphealth.Reset
+}
+
+// rescue deals with a request that failed before an answer began.
+func (g *Guard) rescue(t *transit, was *before, next caddyhttp.Handler, err error) error {
+	f, reason := fateOf(t, err)
+	if f != unsent {
+		return g.conclude(t, was, f, reason, err)
+	}
+	t.failed(reason)
+	group := t.picked.group
+	if g.hold == 0 || g.holding.Add(1) > int64(g.HoldMax) {
+		if g.hold != 0 {
+			g.holding.Add(-1)
+		}
+		return g.unavailable(t, was, group, reason, nil, err)
+	}
+	defer g.holding.Add(-1)
+
+	var body []byte
+	if t.body != nil {
+		held, herr := t.body.hold(t.req.ContentLength)
+		switch {
+		case herr == errNotHeld:
+			return g.unavailable(t, was, group, reason, nil, err)
+		case herr != nil:
+			return g.unreadable(t, herr)
+		}
+		body = held
+		defer unhold(len(held))
+	}
+	return g.wait(t, was, next, body, reason, err)
+}
+
+// wait holds the request until it is served, the hold has passed, or the client
+// has left.
+func (g *Guard) wait(t *transit, was *before, next caddyhttp.Handler, body []byte, reason mcphealth.Reason, err error) error {
+	r, group, room := t.req, t.picked.group, g.room
+	if group != nil {
+		room = group.room
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), g.hold)
+	defer cancel()
+	place := room.enter()
+	// A connection that was found dead says little about the upstream, and nothing
+	// about the others: the first turn is at once. Failed dials were retried.
+	var dial reverseproxy.DialError
+	atOnce := reason != "" && !errors.As(err, &dial)
+	for atOnce || room.wait(ctx, place) {
+		atOnce = false
+		was.restore(t, r)
+		t.sendAgain(body)
+		if err = next.ServeHTTP(t, r); err == nil || t.status != 0 {
+			room.through()
+			return err
+		}
+		var f fate
+		if f, reason = fateOf(t, err); f != unsent {
+			return g.conclude(t, was, f, reason, err)
+		}
+		t.failed(reason)
+	}
+	if r.Context().Err() != nil {
+		return g.conclude(t, was, gone, reason, err)
+	}
+	return g.unavailable(t, was, group, reason, body, err)
+}
+
+// sendAgain makes the request ready to be sent on once more.
+func (t *transit) sendAgain(body []byte) {
+	t.picked, t.mayHaveRun = pick{}, false
+	if t.body == nil {
+		return
+	}
+	t.replay = newReplay(body)
+	t.req.Body = t.replay
+	if mayRepeat(t.req) {
+		t.req.GetBody = func() (io.ReadCloser, error) { return newReplay(body), nil }
+	}
+}
+
+// conclude ends a request that is not to be held.
+func (g *Guard) conclude(t *transit, was *before, f fate, reason mcphealth.Reason, err error) error {
+	switch f {
+	case gone:
+		t.settle()
+		t.WriteHeader(statusClientGone)
+		return nil
+	case sent:
+		t.failed(reason)
+		was.restore(t, t.req)
+		if ce := g.log.Check(zapcore.ErrorLevel, "upstream did not answer, the request may have been executed"); ce != nil {
+			ce.Write(zap.String("reason", string(reason)), zap.Error(err))
+		}
+		mcphealth.MayHaveRun(t.req.Method, mcphealth.RequestID(t.firstBytes(false)), reason).Send(t)
+		return nil
+	}
+	t.settle()
+	return err
+}
+
+// unreadable ends a request whose body could not be read.
+func (g *Guard) unreadable(t *transit, err error) error {
+	t.settle()
+	var he caddyhttp.HandlerError
+	switch {
+	case t.req.Context().Err() != nil:
+		t.WriteHeader(statusClientGone)
+		return nil
+	case errors.As(err, &he): // as from request_body with a limit
+		return err
+	}
+	return caddyhttp.Error(http.StatusBadRequest, fmt.Errorf("reading request body: %w", err))
+}
+
+// unavailable answers 503. body is the held one, if there is.
+func (g *Guard) unavailable(t *transit, was *before, group *group, reason mcphealth.Reason, body []byte, err error) error {
+	if body == nil {
+		body = t.firstBytes(true)
+	}
+	was.restore(t, t.req)
+	if t.req.Context().Err() != nil {
+		t.WriteHeader(statusClientGone)
+		return nil
+	}
+	var soonest time.Duration
+	if group != nil {
+		var why mcphealth.Reason
+		why, soonest = group.outage(time.Now())
+		reason = or(why, reason)
+	}
+	reason = or(reason, mcphealth.Refused)
+	if ce := g.log.Check(zapcore.DebugLevel, "no upstream can serve"); ce != nil {
+		ce.Write(zap.String("reason", string(reason)), zap.Error(err))
+	}
+	id := mcphealth.RequestID(body[:min(len(body), mcphealth.MaxIDBody)])
+	mcphealth.Unavailable(t.req.Method, id, reason, max(soonest, time.Duration(g.RetryAfter))).Send(t)
+	return nil
+}
+
+// firstBytes are those in which the id of the request is found. read: nobody else
+// reads from the client now.
+func (t *transit) firstBytes(read bool) []byte {
+	switch {
+	case t.body == nil:
+		return nil
+	case t.replay != nil:
+		first := make([]byte, min(t.replay.Size(), mcphealth.MaxIDBody))
+		n, _ := t.replay.ReadAt(first, 0)
+		return first[:n]
+	}
+	return t.body.first(read)
+}
+
+// parseGuard reads the directive mcp_guard; see UnmarshalCaddyfile.
+func parseGuard(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+	g := new(Guard)
+	return g, g.UnmarshalCaddyfile(h.Dispenser)
+}
+
+// UnmarshalCaddyfile sets up the handler from Caddyfile tokens. Syntax:
+//
+//	mcp_guard [<matcher>] {
+//	    hold        <duration>
+//	    hold_max    <count>
+//	    retry_after <duration>
+//	}
+//
+// hold 0 turns waiting off.
+func (g *Guard) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next() // the name
+	if d.NextArg() {
+		return d.ArgErr()
+	}
+	for d.NextBlock(0) {
+		known, err := g.unmarshalOption(d)
+		if err != nil {
+			return err
+		}
+		if !known {
+			return d.Errf("unrecognized option '%s'", d.Val())
+		}
+	}
+	return nil
+}
+
+// unmarshalOption reads the option that d stands on, if it is one of the guard's.
+func (g *Guard) unmarshalOption(d *caddyfile.Dispenser) (known bool, err error) {
+	name, twice := d.Val(), false
+	switch name {
+	case "hold":
+		twice = g.Hold != nil
+	case "hold_max":
+		twice = g.HoldMax != 0
+	case "retry_after":
+		twice = g.RetryAfter != 0
+	default:
+		return false, nil
+	}
+	if twice {
+		return true, d.Errf("option '%s' is given twice", name)
+	}
+	args := d.RemainingArgs()
+	if len(args) != 1 {
+		return true, d.Errf("wrong argument count after '%s': want one value", name)
+	}
+	switch name {
+	case "hold":
+		dur, err := caddy.ParseDuration(args[0])
+		if err != nil || dur < 0 {
+			return true, d.Errf("bad value of 'hold': '%s': want a duration such as 10s, or 0", args[0])
+		}
+		g.Hold = (*caddy.Duration)(&dur)
+	case "hold_max":
+		n, err := strconv.Atoi(args[0])
+		if err != nil || n < 1 {
+			return true, d.Errf("bad value of 'hold_max': '%s': want a number, 1 or more; 'hold 0' turns waiting off", args[0])
+		}
+		g.HoldMax = n
+	case "retry_after":
+		dur, err := parseDuration(args[0])
+		if err != nil {
+			return true, d.Errf("bad value of 'retry_after': %v", err)
+		}
+		g.RetryAfter = dur
+	}
+	return true, nil
+}
+
+// Interface guards
+var (
+	_ caddy.Provisioner           = (*Guard)(nil)
+	_ caddy.Validator             = (*Guard)(nil)
+	_ caddy.CleanerUpper          = (*Guard)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Guard)(nil)
+	_ caddyfile.Unmarshaler       = (*Guard)(nil)
+)

@@ -1,0 +1,230 @@
+package caddymodule
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"sort"
+	"sync"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/mcphealth/mcphealth/mcphealth"
+)
+
+const (
+	// keepAfter is how long what is known of an upstream outlives the last reference
+	// to it: 5 minutes, for generated configurations drop a site while its container
+	// restarts.
+	keepAfter = 5 * time.Minute
+
+	// maxProbes is how many probes the process runs at once: 512, so that ten
+	// thousand upstreams of which every tenth hangs for 5 s are still asked in time.
+	maxProbes = 512
+
+	// closeTimeout bounds how long an exiting process waits for its checkers to
+	// end their sessions.
+	closeTimeout = 3 * time.Second
+)
+
+// probeSlots is the semaphore that all checkers of the process share.
+var probeSlots = make(chan struct{}, maxProbes)
+
+// checkers holds the checkers of all configurations of the process, so that
+// state survives a reload.
+var checkers = &pool{entries: make(map[string]*entry), keep: keepAfter}
+
+// A pool keeps one checker for each distinct question: upstreams of several
+// handlers, and of one configuration and the next, share a checker if everything
+// that changes a verdict is the same.
+type pool struct {
+	mu      sync.Mutex
+	entries map[string]*entry
+	keep    time.Duration
+}
+
+// question is everything that changes a verdict: the key of a checker.
+type question struct {
+	Network, Address string // where to dial
+	Target           mcphealth.Target
+	Schedule         mcphealth.Schedule
+	Transport        string // way.identity
+}
+
+// id is a short stable name of q which gives nothing of it away.
+func (q question) id() string {
+	q.Schedule.Limit = nil
+	text, err := json.Marshal(struct {
+		Network, Address, Transport string
+		Target                      mcphealth.Target
+		Schedule                    struct {
+			Interval, Fast           time.Duration
+			Fall, Rise               int
+			Wait, NoWatch, NoTraffic bool
+		}
+	}{q.Network, q.Address, q.Transport, q.Target, struct {
+		Interval, Fast           time.Duration
+		Fall, Rise               int
+		Wait, NoWatch, NoTraffic bool
+	}{q.Schedule.Interval, q.Schedule.Fast, q.Schedule.Fall, q.Schedule.Rise, q.Schedule.Wait, q.Schedule.NoWatch, q.Schedule.NoTraffic}})
+	if err != nil {
+		text = fmt.Appendf(nil, "%+v", q) // cannot happen: all fields are plain
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:8])
+}
+
+// entry is one shared checker.
+type entry struct {
+	id       string
+	upstream string // the address as the configuration says it
+	path     string
+	host     string
+	checker  *mcphealth.Checker
+
+	// guarded by pool.mu
+	refs  int
+	owner *App // whose line the checker probes through
+	timer *time.Timer
+}
+
+// acquire returns the checker for q and counts a reference. line makes the way
+// to the upstream: for a new checker, and for one that comes from an earlier
+// configuration and so probes through that one's transport.
+func (p *pool) acquire(q question, upstream string, owner *App, line func() *mcphealth.Line) (*entry, error) {
+	id := q.id()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e := p.entries[id]; e != nil {
+		e.refs++
+		if e.timer != nil {
+			e.timer.Stop()
+			e.timer = nil
+		}
+		if e.owner != owner {
+			e.owner = owner
+			e.checker.SetLine(line())
+		}
+		e.checker.Start() // it rests if nobody referred to it
+		return e, nil
+	}
+	prober, err := mcphealth.NewProber(q.Target, line())
+	if err != nil {
+		return nil, err
+	}
+	q.Schedule.Limit = probeSlots
+	checker, err := mcphealth.NewChecker(prober, q.Schedule)
+	if err != nil {
+		return nil, err
+	}
+	e := &entry{id: id, upstream: upstream, path: pathOf(q.Target.URL), host: q.Target.Host, checker: checker, refs: 1, owner: owner}
+	checker.OnChange(func(c mcphealth.Change) { announce(e, c) })
+	checker.Start()
+	p.entries[id] = e
+	return e, nil
+}
+
+// release gives one reference back. After the last one the checker rests: it asks
+// nothing any more and ends its session, but what it knows is kept for keepAfter.
+func (p *pool) release(e *entry) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e.refs--
+	if e.refs > 0 || e.timer != nil {
+		return
+	}
+	e.checker.Pause()
+	var t *time.Timer
+	t = time.AfterFunc(p.keep, func() { p.drop(e, &t) })
+	e.timer = t
+}
+
+// drop closes e unless it was acquired again since timer was set.
+func (p *pool) drop(e *entry, timer **time.Timer) {
+	p.mu.Lock()
+	if e.refs > 0 || e.timer != *timer {
+		p.mu.Unlock()
+		return
+	}
+	delete(p.entries, e.id)
+	p.mu.Unlock()
+	_ = e.checker.Close()
+}
+
+// closeUnused closes what nobody refers to, at once: the process exits. Sessions
+// held on servers end here.
+func (p *pool) closeUnused(wait time.Duration) {
+	p.mu.Lock()
+	var unused []*entry
+	for id, e := range p.entries {
+		if e.refs > 0 {
+			continue
+		}
+		if e.timer != nil {
+			e.timer.Stop()
+		}
+		delete(p.entries, id)
+		unused = append(unused, e)
+	}
+	p.mu.Unlock()
+
+	done := make(chan struct{})
+	go func() {
+		var all sync.WaitGroup
+		for _, e := range unused {
+			all.Go(func() { _ = e.checker.Close() })
+		}
+		all.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(wait):
+	}
+}
+
+// list returns what is referred to, or was until a moment ago, ordered by address.
+func (p *pool) list() []*entry {
+	p.mu.Lock()
+	all := make([]*entry, 0, len(p.entries))
+	for _, e := range p.entries {
+		all = append(all, e)
+	}
+	p.mu.Unlock()
+	sort.Slice(all, func(i, j int) bool {
+		if all[i].upstream != all[j].upstream {
+			return all[i].upstream < all[j].upstream
+		}
+		return all[i].id < all[j].id
+	})
+	return all
+}
+
+func (p *pool) get(id string) *entry {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.entries[id]
+}
+
+// inUse reports how many references there are to e.
+func (p *pool) inUse(e *entry) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return e.refs
+}
+
+// announce tells of a change of state, once per checker, through the app that
+// runs now: the checker may be older than it. Nobody cares for one that no
+// configuration uses any more.
+func announce(e *entry, c mcphealth.Change) {
+	if c.From == c.To || checkers.inUse(e) == 0 {
+		return
+	}
+	if app := apps.current(); app != nil {
+		app.announce(e, c)
+		return
+	}
+	logChange(caddy.Log().Named("mcp_health"), e, c)
+}

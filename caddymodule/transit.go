@@ -1,0 +1,353 @@
+package caddymodule
+
+import (
+	"context"
+	"io"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/mcphealth/mcphealth/mcphealth"
+)
+
+// transitKey is where in a request's context a policy or source finds the guard
+// that it came through. It is no variable of Caddy's: those are a plain map, which
+// a dial that a transport began for a request may read after the request got
+// another connection, so that a write to it could end the process.
+type transitKey struct{}
+
+const (
+	// maxLooks and maxLook bound the search for a real answer in what passes: the
+	// first 4 KiB of the first write, or of the first 8 of an event stream, which
+	// may begin with comments and events of other kinds.
+	maxLooks = 8
+	maxLook  = 4 << 10
+)
+
+// guards is how many guards there are in the process. Without any, policies need
+// not look for one.
+var guards atomic.Int32
+
+// A transit is one request on its way through a guard: the response writer that
+// the proxy writes to, and the note in which a policy says what it chose. Only the
+// handler's goroutine uses it.
+type transit struct {
+	caddyhttp.ResponseWriterWrapper
+
+	req      *http.Request
+	body     *body // nil: none
+	reader   *bodyReader
+	replay   *replay // the held body, once it was sent again
+	picked   pick
+	status   int    // of the answer; 0: nothing was written
+	looks    int    // writes that are still looked at
+	media    string // Content-Type of the answer, while it is looked at
+	returned bool   // the handler did not panic
+	over     bool   // the guard has returned
+
+	// mayHaveRun: an earlier try may have reached an upstream, whatever the last
+	// one says.
+	mayHaveRun bool
+}
+
+// pick is what a policy chose for a request.
+type pick struct {
+	group  *group
+	member *member // nil: unknown, or none
+	dial   string
+	none   bool // there was nothing to choose
+	byName bool // a source: what the proxy's own policy chose is known by name only
+	done   bool // the member's checker was told how it ended
+}
+
+// transitOf finds the guard that a request came through; nil if there is none.
+func transitOf(w http.ResponseWriter, r *http.Request) *transit {
+	if t, ok := w.(*transit); ok {
+		return t
+	}
+	if guards.Load() == 0 {
+		return nil
+	}
+	t, _ := r.Context().Value(transitKey{}).(*transit)
+	if t != nil && t.over { // an error handler has a proxy of its own
+		return nil
+	}
+	return t
+}
+
+// watchBody has the body's first bytes kept.
+func (t *transit) watchBody(r *http.Request) {
+	if !hasBody(r) {
+		return
+	}
+	t.body = &body{from: r.Body}
+	t.reader = t.body.reader()
+	r.Body = t.reader
+	if mayRepeat(r) {
+		r.GetBody = t.body.anew
+	}
+}
+
+// bodyWasRead reports whether anything may have been taken from the body since
+// the request was last sent on. What has no body was not read.
+func (t *transit) bodyWasRead() bool {
+	switch {
+	case t.replay != nil:
+		return t.replay.begun.Load()
+	case t.body != nil:
+		return t.body.wasRead()
+	}
+	return false
+}
+
+// rewind has the body read from the start again.
+func (t *transit) rewind() {
+	switch {
+	case t.replay != nil:
+		_, _ = t.replay.Seek(0, io.SeekStart)
+	case t.reader != nil:
+		t.reader.rewind()
+	}
+}
+
+// WriteHeader notes the status and passes it on.
+func (t *transit) WriteHeader(status int) {
+	if t.status == 0 && (status >= 200 || status == http.StatusSwitchingProtocols) {
+		t.status = status
+		t.answerBegins()
+	}
+	t.ResponseWriter.WriteHeader(status)
+}
+
+// answerBegins decides whether the answer is worth a look, as proof of life.
+func (t *transit) answerBegins() {
+	if t.body != nil {
+		t.body.letGo()
+	}
+	t.findPick()
+	if t.picked.member == nil || t.picked.done {
+		return
+	}
+	if t.req.Method != http.MethodPost {
+		t.settle()
+		return
+	}
+	t.looks, t.media = 1, t.Header().Get("Content-Type")
+	if strings.HasPrefix(t.media, "text/event-stream") {
+		t.looks = maxLooks
+	}
+}
+
+// findPick finds out what was picked by name only.
+func (t *transit) findPick() {
+	if !t.picked.byName || t.picked.done || t.picked.none {
+		return
+	}
+	t.picked.byName = false
+	if t.picked.member = t.picked.group.dialled(t.req); t.picked.member != nil {
+		t.picked.member.sent()
+	}
+}
+
+// Write passes p on, and looks at it if the answer has just begun.
+func (t *transit) Write(p []byte) (int, error) {
+	if t.status == 0 {
+		t.WriteHeader(http.StatusOK)
+	}
+	if t.looks > 0 {
+		t.look(p)
+	}
+	return t.ResponseWriter.Write(p)
+}
+
+func (t *transit) look(p []byte) {
+	t.looks--
+	if mcphealth.IsRPCAnswer(t.status, t.media, p[:min(len(p), maxLook)]) {
+		t.looks = 0
+		t.picked.done = true
+		t.picked.member.answered(t.req.Host)
+	} else if t.looks == 0 {
+		t.settle()
+	}
+}
+
+// lookPool is for what ReadFrom looks at.
+var lookPool = sync.Pool{New: func() any { return new([maxLook]byte) }}
+
+// ReadFrom passes r on, the first part by Write if it is to be looked at.
+func (t *transit) ReadFrom(r io.Reader) (n int64, err error) {
+	if t.status == 0 {
+		t.WriteHeader(http.StatusOK)
+	}
+	for t.looks > 0 {
+		buf := lookPool.Get().(*[maxLook]byte)
+		nr, rerr := r.Read(buf[:])
+		nw, werr := t.Write(buf[:nr])
+		lookPool.Put(buf)
+		n += int64(nw)
+		switch {
+		case werr != nil:
+			return n, werr
+		case rerr == io.EOF:
+			return n, nil
+		case rerr != nil:
+			return n, rerr
+		}
+	}
+	rest, err := t.ResponseWriterWrapper.ReadFrom(r)
+	return n + rest, err
+}
+
+// FlushError flushes; the answer has then begun.
+func (t *transit) FlushError() error {
+	if t.status == 0 {
+		t.WriteHeader(http.StatusOK)
+	}
+	return http.NewResponseController(t.ResponseWriter).Flush()
+}
+
+// settle tells the picked upstream's checker that the request ended without proof
+// of anything.
+func (t *transit) settle() {
+	if t.picked.member != nil && !t.picked.done {
+		t.picked.done = true
+		t.picked.member.settled()
+	}
+}
+
+// failed tells the picked upstream's checker that it did not answer.
+func (t *transit) failed(reason mcphealth.Reason) {
+	t.findPick()
+	if t.picked.member != nil && !t.picked.done {
+		t.picked.done = true
+		t.picked.member.failed(reason)
+	}
+}
+
+// end closes the account of the request. A handler that panicked in the middle of
+// an answer, while the client was still there, lost its upstream.
+func (t *transit) end() {
+	m := t.picked.member
+	if !t.returned && t.status != 0 && m != nil && t.req.Context().Err() == nil {
+		if t.picked.done {
+			m.sent() // its account was closed when the answer began
+		}
+		t.picked.done = true
+		m.failed(mcphealth.Reset)
+	}
+	t.settle()
+	t.over = true
+	if t.body != nil {
+		t.body.letGo()
+	}
+}
+
+// before is what a request and its answer's headers were when they came to the
+// guard: handlers may change them, and a request that is sent on again must be as
+// it was. Pooled, for every request needs one and hardly any uses it.
+type before struct {
+	req     http.Request
+	url     url.URL
+	header  fields
+	answer  fields
+	matched []string // route groups that a route had been chosen from
+}
+
+// fields is a copy of a header in two flat slices.
+type fields struct {
+	names  []string
+	counts []int
+	values []string
+}
+
+func (f *fields) take(h http.Header) {
+	f.names, f.counts, f.values = f.names[:0], f.counts[:0], f.values[:0]
+	for name, values := range h {
+		f.names = append(f.names, name)
+		f.counts = append(f.counts, len(values))
+		f.values = append(f.values, values...)
+		if values == nil {
+			f.counts[len(f.counts)-1] = -1 // "leave this header out", to net/http and Caddy
+		}
+	}
+}
+
+func (f *fields) restore(h http.Header) {
+	clear(h)
+	at := 0
+	for i, name := range f.names {
+		if f.counts[i] < 0 {
+			h[name] = nil
+			continue
+		}
+		h[name] = slices.Clone(f.values[at : at+f.counts[i]])
+		at += f.counts[i]
+	}
+}
+
+// routeGroupKey is where Caddy notes which route groups a request has had its
+// route from (caddyhttp/routes.go, routeGroupCtxKey).
+const routeGroupKey caddy.CtxKey = "route_group"
+
+var befores = sync.Pool{New: func() any { return new(before) }}
+
+func remember(w http.ResponseWriter, r *http.Request) *before {
+	b := befores.Get().(*before)
+	b.req, b.url = *r, *r.URL
+	b.header.take(r.Header)
+	b.answer.take(w.Header())
+	b.matched = b.matched[:0]
+	if groups, ok := r.Context().Value(routeGroupKey).(map[string]struct{}); ok {
+		for name := range groups {
+			b.matched = append(b.matched, name)
+		}
+	}
+	return b
+}
+
+// restore makes r and the answer's headers what they were. The body is the
+// caller's; trailers came with it. Variables are in a map of their own from now on:
+// a dial of the last try may still read the old one.
+func (b *before) restore(w http.ResponseWriter, r *http.Request) {
+	trailer := r.Trailer
+	*r = b.req
+	*r.URL = b.url
+	r.Trailer = trailer
+	if vars, ok := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any); ok {
+		setContext(r, context.WithValue(r.Context(), caddyhttp.VarsCtxKey, maps.Clone(vars)))
+	}
+	b.header.restore(r.Header)
+	b.answer.restore(w.Header())
+	if groups, ok := r.Context().Value(routeGroupKey).(map[string]struct{}); ok {
+		for name := range groups {
+			if !slices.Contains(b.matched, name) {
+				delete(groups, name)
+			}
+		}
+	}
+}
+
+// setContext gives r another context in place: Caddy's placeholders look at this
+// very request.
+func setContext(r *http.Request, ctx context.Context) { *r = *r.WithContext(ctx) }
+
+func (b *before) forget() {
+	b.req, b.url = http.Request{}, url.URL{}
+	clear(b.header.values)
+	clear(b.answer.values)
+	befores.Put(b)
+}
+
+// Interface guards
+var (
+	_ http.ResponseWriter = (*transit)(nil)
+	_ http.Pusher         = (*transit)(nil)
+	_ io.ReaderFrom       = (*transit)(nil)
+)
