@@ -42,8 +42,9 @@ yaegi: ## the core in Traefik's interpreter
 adapt: ## the golden Caddyfiles
 	go test ./caddymodule -run Adapt
 
-suite: bin/mcphealth ## the public bug cases, against the command (Python 3.11)
+suite: bin/mcphealth bin/caddy ## the public bug cases, against the command and Caddy (Python 3.11)
 	PYTHONDONTWRITEBYTECODE=1 python3 test/suite/run.py --open --cmd 'bin/mcphealth probe --json {args} {url}'
+	test/suite/judge-caddy
 
 e2e: build ## real Caddy, real MCP servers, real clients (installs from Debian and npm what is missing)
 	test/e2e/install

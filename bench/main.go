@@ -11,8 +11,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"sort"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -146,13 +148,35 @@ func report(name string, plain, ours *side) {
 		median(speed), low(speed), high(speed), median(tail), low(tail), high(tail))
 }
 
-// policyRow runs the Go benchmarks of the selection policy.
+var benchLine = regexp.MustCompile(`(?m)^BenchmarkSelect/(?:\w+\.)?(\S+?)(?:-\d+)?\s+\d+\s+([\d.]+) ns/op\s+\d+ B/op\s+(\d+) allocs/op`)
+
+// policyRow runs the Go benchmarks of the selection policy and prints medians: the
+// fallback policy alone, under ours, and with the guard before it.
 func policyRow() error {
-	cmd := exec.Command("go", "test", "-run", "^$", "-bench", "Select", "-benchmem", "-count", "5", "./caddymodule")
+	cmd := exec.Command("go", "test", "-run", "^$", "-bench", "Select", "-benchmem", "-benchtime", "0.2s", "-count", "5", "./caddymodule")
 	cmd.Dir, _ = filepath.Abs("..")
 	out, err := cmd.CombinedOutput()
-	fmt.Printf("\nselection policy\n%s", out)
-	return err
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, out)
+	}
+	var names []string
+	ns, allocs := map[string][]float64{}, map[string]string{}
+	for _, m := range benchLine.FindAllStringSubmatch(string(out), -1) {
+		if ns[m[1]] == nil {
+			names = append(names, m[1])
+		}
+		n, _ := strconv.ParseFloat(m[2], 64)
+		ns[m[1]], allocs[m[1]] = append(ns[m[1]], n), m[3]
+	}
+	fmt.Print("\nselection policy, per choice (fallback/how/upstreams)\n")
+	for _, name := range names {
+		fmt.Printf("  %-34s %6.1f ns (%.1f to %.1f)   %s allocations", name, median(ns[name]), low(ns[name]), high(ns[name]), allocs[name])
+		if alone := ns[strings.NewReplacer("/policy/", "/alone/", "/guarded/", "/alone/").Replace(name)]; alone != nil && (strings.Contains(name, "/policy/") || strings.Contains(name, "/guarded/")) {
+			fmt.Printf("   %+.1f ns", median(ns[name])-median(alone))
+		}
+		fmt.Println()
+	}
+	return nil
 }
 
 func startCaddy(bin, config string) (stop func(), err error) {
