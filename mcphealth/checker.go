@@ -221,14 +221,21 @@ func (c *Checker) bringForward(why alarm) {
 		c.again, c.alarm = true, why
 		return
 	}
-	wait := c.patience(why)
-	s := c.Snapshot()
-	if time.Until(s.Next) > wait {
+	if c.hurry(c.patience(why)) {
 		c.alarm = why
-		s.Next = time.Now().Add(wait)
-		c.snap.Store(s)
-		c.timer.Reset(wait)
 	}
+}
+
+// hurry has the next probe at the end of wait, if it is not due before.
+func (c *Checker) hurry(wait time.Duration) bool {
+	s := c.Snapshot()
+	if time.Until(s.Next) <= wait {
+		return false
+	}
+	s.Next = time.Now().Add(wait)
+	c.snap.Store(s)
+	c.timer.Reset(wait)
+	return true
 }
 
 // patience is how long an alarm has to wait for its probe.
@@ -290,7 +297,9 @@ func (c *Checker) conclude(r Result, start time.Time, why alarm) {
 	changes, results := c.listeners()
 	c.mu.Unlock()
 
-	if r.Verdict.Vote() > 0 && !c.sched.NoWatch {
+	if c.sched.NoWatch {
+		c.p.hangUpLine()
+	} else if r.Verdict.Vote() > 0 {
 		c.p.watch(func() { c.bringForward(ending) })
 	}
 	for i := 0; i < len(results); i++ {
@@ -304,7 +313,7 @@ func (c *Checker) conclude(r Result, start time.Time, why alarm) {
 	c.running = false
 	if c.again && !c.closed && !c.paused {
 		c.again = false
-		c.timer.Reset(atLeast(c.patience(c.alarm), minGap))
+		c.hurry(atLeast(c.patience(c.alarm), minGap))
 	}
 	c.idle.Broadcast()
 	c.mu.Unlock()

@@ -552,3 +552,39 @@ func TestFalseAlarmsAreCountedByKind(t *testing.T) {
 		wantState(t, c, Down, Refused)
 	})
 }
+
+// An alarm during a probe, of a kind that is not believed for now, must not put
+// off what the probe's own result makes due.
+func TestAlarmDoesNotDelayTheConfirmation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.checker(t, Schedule{})
+		time.Sleep(time.Second)
+		b.kill() // a false alarm: the next ending is not believed for an interval
+		b.set("modern")
+		time.Sleep(time.Second)
+		wantState(t, c, Up, OK)
+		b.set("hang")
+		c.Probe()
+		time.Sleep(2 * time.Second)
+		c.bringForward(ending)      // while it runs
+		time.Sleep(9 * time.Second) // 5 s for it, and 5 s for the one that confirms
+		wantState(t, c, Down, Timeout)
+	})
+}
+
+func TestWatchOffClosesTheConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		b.checker(t, Schedule{NoWatch: true})
+		time.Sleep(time.Second)
+		synctest.Wait()
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		for _, c := range b.conns {
+			if _, err := c.Write([]byte("x")); err == nil {
+				t.Error("the probe's connection is still open")
+			}
+		}
+	})
+}

@@ -510,7 +510,9 @@ func TestRequireAuthSteady(t *testing.T) {
 func TestRequireAuthKeepsTheWatch(t *testing.T) {
 	d := serveDepth(t, func(w http.ResponseWriter, a inquiry) {
 		if a.auth == "" {
-			http.Error(w, "<html>who are you?", 401)
+			w.Header().Set("Content-Type", "text/html")
+			w.WriteHeader(401)
+			_, _ = io.WriteString(w, "<html>who are you?")
 			return
 		}
 		sayModern(nothing)(w, a)
@@ -569,6 +571,34 @@ func TestSetHeader(t *testing.T) {
 	p.Close(context.Background())
 	if got := d.count(func(a inquiry) bool { return a.verb == http.MethodDelete }); got != 2 {
 		t.Errorf("%d DELETEs, want two: of either token's session", got)
+	}
+}
+
+// Other credentials may lead to another server: it is asked from the first question.
+func TestSetHeaderLeadsElsewhere(t *testing.T) {
+	d := serveDepth(t, func(w http.ResponseWriter, a inquiry) {
+		switch {
+		case a.auth == "Bearer new":
+			sayModern(nothing)(w, a)
+		case a.method == "ping":
+			answer200(w, a, okEmpty)
+		default:
+			answer200(w, a, unknownRPC)
+		}
+	})
+	p, err := NewProber(Target{URL: d.URL, Header: http.Header{"Authorization": {"Bearer old"}}, Timeout: time.Second}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close(context.Background())
+	for _, tt := range []struct {
+		auth string
+		era  Era
+	}{{"Bearer old", Legacy}, {"Bearer new", Modern}, {"Bearer old", Legacy}} {
+		p.SetHeader(http.Header{"Authorization": {tt.auth}})
+		if r := p.Probe(context.Background()); r.Verdict != Ready || r.Era != tt.era {
+			t.Errorf("%s: Probe = %s %s %s, want ready, %s\n%s", tt.auth, r.Verdict, r.Reason, r.Era, tt.era, trail(r))
+		}
 	}
 }
 

@@ -451,7 +451,7 @@ func (p *Prober) result(f finding) Result {
 	if f.a.header != nil {
 		r.RetryAfter = retryAfter(f.a.header, time.Now())
 	}
-	if p.target.AliveIf == AliveIfAnyResponse && f.verdict.Vote() <= 0 && f.reason != HealthDown && p.answered() {
+	if p.target.AliveIf == AliveIfAnyResponse && f.verdict.Vote() <= 0 && p.answered() {
 		r.Verdict, r.Reason = Alive, HTTPAnswer
 	}
 	if (r.Verdict == Ready || r.Verdict == Alive) && p.target.SlowAfter > 0 && f.a.took > p.target.SlowAfter {
@@ -461,7 +461,8 @@ func (p *Prober) result(f finding) Result {
 	return r
 }
 
-// answered: an HTTP answer came whole to a question of this probe.
+// answered: an HTTP answer came whole to a question of this probe. The health
+// document is none: whoever configured it wants it to count.
 func (p *Prober) answered() bool {
 	for i := 0; i < len(p.steps); i++ {
 		s := p.steps[i]
@@ -502,4 +503,11 @@ func (p *Prober) watch(f func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.line.onEnd(f)
+}
+
+// hangUpLine closes the connection of the last probe.
+func (p *Prober) hangUpLine() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.line.Close()
 }

@@ -17,10 +17,12 @@ const (
 
 const usage = `mcphealth asks an MCP server whether it lives, in its own protocol.
 
-  mcphealth probe [flags] URL     ask once; exit 0 up, 1 dead, 3 unknown
+  mcphealth probe [flags] URL                  ask once; exit 0 up, 1 dead, 3 unknown
+  mcphealth probe [flags] --stdio -- COMMAND   the same, of a server on stdin and stdout
+  mcphealth explain [flags] URL                what other checks conclude, and why
   mcphealth version
 
-Flags of a command: mcphealth probe -h
+Flags of a command: mcphealth probe -h, mcphealth explain -h
 `
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
@@ -33,6 +35,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 	switch args[0] {
 	case "probe":
 		return probe(args[1:], stdout, stderr)
+	case "explain":
+		return runExplain(args[1:], stdout, stderr)
 	case "version", "--version", "-version":
 		fmt.Fprintln(stdout, version())
 		return exitUp

@@ -20,6 +20,7 @@ func main() {
 	era := flag.String("era", "modern", "modern (2026-07-28, stateless) or legacy (sessions)")
 	stateless := flag.Bool("stateless", false, "no sessions, whatever the era: what an SDK without 2026-07-28 calls stateless")
 	asJSON := flag.Bool("json", false, "answer application/json instead of text/event-stream")
+	stdio := flag.Bool("stdio", false, "speak over stdin and stdout instead of HTTP, until stdin ends")
 	flag.Parse()
 	if *era != "modern" && *era != "legacy" {
 		log.Fatalf("-era %q, want modern or legacy", *era)
@@ -34,6 +35,12 @@ func main() {
 			n++
 		}
 		return n
+	}
+	if *stdio {
+		if err := server.Run(context.Background(), &mcp.StdioTransport{}); err != nil {
+			log.Fatal(err)
+		}
+		return
 	}
 	// In this SDK a stateless handler speaks 2026-07-28 and a stateful one does not.
 	h := mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return server },

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"path/filepath"
 	"reflect"
 	"regexp"
 	"strings"
@@ -165,31 +164,6 @@ func TestPluginConfig(t *testing.T) {
 		_, err := b.middleware(context.Background(), next, map[string]interface{}{tt.key: tt.value})
 		if (err == nil) != (tt.bad == "") || err != nil && !strings.Contains(err.Error(), tt.bad) {
 			t.Errorf("%s: %v: error %v, want one that names %q", tt.key, tt.value, err, tt.bad)
-		}
-	}
-}
-
-// select is not safe in Yaegi 0.16.1: it mixes up goroutines (docs/adr/0003).
-func TestNoSelectInInterpretedPackages(t *testing.T) {
-	for _, dir := range []string{"../../mcphealth", "../../traefikplugin"} {
-		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
-		if err != nil || len(files) == 0 {
-			t.Fatal(dir, err)
-		}
-		for _, f := range files {
-			b, err := os.ReadFile(f)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if tests(f) {
-				continue
-			}
-			if regexp.MustCompile(`\bselect\s*\{`).Match(b) {
-				t.Errorf("%s has a select statement", f)
-			}
-			if !strings.HasPrefix(string(b), "//go:build go1.21\n") {
-				t.Errorf("%s does not begin with //go:build go1.21", f)
-			}
 		}
 	}
 }

@@ -1,0 +1,280 @@
+package traefik
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"sort"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mcphealth/mcphealth/test/e2e"
+)
+
+// setup is one way to run Traefik before a container.
+type setup struct {
+	name    string
+	plugin  string // settings; "" = without the plugin
+	labels  []string
+	flags   []string
+	retry   bool // Traefik's retry middleware in front of the plugin
+	dynamic string
+}
+
+var ours = setup{name: "the plugin, hold 10 s", plugin: "hold: 10s"}
+
+var setups = []setup{
+	{name: "plain Traefik"},
+	{name: "label `allownonrunning`", labels: []string{"traefik.docker.allownonrunning=true"}},
+	{name: "`allowEmptyServices`", flags: []string{"--providers.docker.allowemptyservices=true"}},
+	{name: "`healthCheck` of Traefik", labels: []string{
+		"traefik.http.services.app.loadbalancer.healthcheck.path=/debug/stats", "traefik.http.services.app.loadbalancer.healthcheck.interval=1s"}},
+	{name: "the plugin, hold 0", plugin: "hold: 0"},
+	ours,
+	{name: "the plugin and `allownonrunning`", plugin: "hold: 10s", labels: []string{"traefik.docker.allownonrunning=true"}},
+	{name: "`retry` in front of the plugin", plugin: "hold: 10s", retry: true},
+}
+
+// recreations are ways to replace the only container.
+var recreations = []struct {
+	name string
+	do   func(t testing.TB, d *Docker, port int, labels []string)
+}{
+	{"rm -f, run", func(t testing.TB, d *Docker, port int, l []string) {
+		d.Run(t, "rm", "-f", "app")
+		time.Sleep(500 * time.Millisecond)
+		d.Run(t, d.args("run", "app", port, l...)...)
+	}},
+	{"compose: create, stop, rm, rename, start", func(t testing.TB, d *Docker, port int, l []string) {
+		d.Run(t, d.args("create", "app-new", port, l...)...)
+		d.Run(t, "stop", "app")
+		d.Run(t, "rm", "app")
+		d.Run(t, "rename", "app-new", "app")
+		d.Run(t, "start", "app")
+	}},
+	{"kill -9, start at once", func(t testing.TB, d *Docker, port int, l []string) {
+		d.Run(t, "kill", "app")
+		d.Run(t, "start", "app")
+	}},
+}
+
+func (s setup) start(t testing.TB, d *Docker) *Traefik {
+	t.Helper()
+	o := Options{NoPlugin: s.plugin == "", Throttled: true, Flags: append([]string{"--providers.docker.endpoint=unix://" + d.socket,
+		"--providers.docker.exposedbydefault=false"}, s.flags...)}
+	if s.plugin != "" {
+		var b strings.Builder
+		b.WriteString("http:\n  middlewares:\n    again:\n      retry: {attempts: 4, initialInterval: 100ms}\n    mcp:\n      plugin:\n        mcphealth:\n")
+		indent(&b, 10, s.plugin)
+		b.WriteString("  routers:\n    app:\n      rule: PathPrefix(`/mcp`)\n      priority: 1\n      service: noop@internal\n      middlewares: [mcp]\n")
+		o.Dynamic = b.String()
+	}
+	return Start(t, o)
+}
+
+// all are the container's labels in this setup.
+func (s setup) all(port int) []string {
+	l := append(labels(port), s.labels...)
+	switch {
+	case s.retry:
+		l = append(l, "traefik.http.routers.app.middlewares=again@file,mcp@file")
+	case s.plugin != "":
+		l = append(l, "traefik.http.routers.app.middlewares=mcp@file")
+	}
+	return l
+}
+
+// outcome is what became of the calls of one recreation.
+type outcome struct {
+	sent, ok     int
+	status       map[int]int // 502 without those under way
+	underWay     int         // written to the server as it died
+	broken       int         // connections that broke
+	slowest      time.Duration
+	duplicates   []string
+	failureLines []string
+}
+
+func (o *outcome) add(p outcome) {
+	o.sent, o.ok, o.underWay, o.broken = o.sent+p.sent, o.ok+p.ok, o.underWay+p.underWay, o.broken+p.broken
+	for k, v := range p.status {
+		if o.status == nil {
+			o.status = map[int]int{}
+		}
+		o.status[k] += v
+	}
+	o.slowest = max(o.slowest, p.slowest)
+	o.duplicates = append(o.duplicates, p.duplicates...)
+	o.failureLines = append(o.failureLines, p.failureLines...)
+}
+
+func (o outcome) String() string {
+	var parts []string
+	for k, v := range o.status {
+		parts = append(parts, fmt.Sprintf("%d × %d", v, k))
+	}
+	sort.Strings(parts)
+	return fmt.Sprintf("%d calls, %d ok, %s, %d under way, %d broken, slowest %s, %d executed twice", o.sent, o.ok,
+		strings.Join(parts, ", "), o.underWay, o.broken, o.slowest.Round(10*time.Millisecond), len(o.duplicates))
+}
+
+// recreate puts load on a container and replaces it.
+func recreate(t testing.TB, d *Docker, s setup, how int) outcome {
+	t.Helper()
+	port := e2e.FreePort(t)
+	tr := s.start(t, d)
+	defer tr.Kill(t)
+	d.try("rm", "-f", "app", "app-new")
+	d.Run(t, d.args("run", "app", port, s.all(port)...)...)
+	await(t, 20*time.Second, "served", func() bool { status, _ := post(t, tr.URL+"/mcp"); return status == http.StatusOK })
+	var loads []*e2e.Running
+	for range 20 { // out of step: calls in step would all be under way at once, or none
+		loads = append(loads, e2e.Load{URL: tr.URL + "/mcp", Rate: 10, Timeout: 30 * time.Second}.Start(t))
+		time.Sleep(5 * time.Millisecond)
+	}
+	time.Sleep(2 * time.Second)
+	began := time.Now()
+	recreations[how].do(t, d, port, s.all(port))
+	for time.Since(began) < 9*time.Second {
+		time.Sleep(50 * time.Millisecond)
+	}
+	rep := stopAll(loads)
+	if !listens(port) {
+		t.Fatalf("the new container does not listen: %s", d.Run(t, "logs", "app"))
+	}
+	return classify(rep, tr.Output(), d.duplicates(t))
+}
+
+// stopAll stops all loads and adds up their reports.
+func stopAll(loads []*e2e.Running) e2e.Report {
+	all := e2e.Report{Count: map[e2e.Outcome]int{}}
+	reports := make([]e2e.Report, len(loads))
+	var wg sync.WaitGroup
+	for i, l := range loads {
+		wg.Go(func() { reports[i] = l.Stop() })
+	}
+	wg.Wait()
+	for _, r := range reports {
+		all.Sent += r.Sent
+		all.Slowest = max(all.Slowest, r.Slowest)
+		all.Failures = append(all.Failures, r.Failures...)
+		for k, n := range r.Count {
+			all.Count[k] += n
+		}
+	}
+	return all
+}
+
+// post asks once and returns the status.
+func post(t testing.TB, url string) (int, http.Header) {
+	t.Helper()
+	req, _ := http.NewRequest(http.MethodPost, url, strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"ping"}`))
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Accept", "application/json, text/event-stream")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	return resp.StatusCode, resp.Header
+}
+
+// classify reads Traefik's log to tell a 502 of a refused dial from one of a call
+// that the server had been given.
+func classify(r e2e.Report, log string, duplicates []string) outcome {
+	o := outcome{sent: r.Sent, ok: r.Count[e2e.OK], status: map[int]int{}, slowest: r.Slowest, duplicates: duplicates, broken: r.Count[e2e.Transport] + r.Count[e2e.Wrong]}
+	for _, f := range r.Failures {
+		if f.Status != 0 && f.Status != 200 {
+			o.status[f.Status]++
+		}
+		o.failureLines = append(o.failureLines, f.String())
+	}
+	for line := range strings.Lines(log) {
+		if !strings.Contains(line, "502 Bad Gateway") {
+			continue
+		}
+		if !strings.Contains(line, "connect: ") {
+			o.underWay++
+		}
+		_, cause, _ := strings.Cut(line, "502 Bad Gateway")
+		o.failureLines = append(o.failureLines, strings.TrimSpace(cause))
+	}
+	o.underWay = min(o.underWay, o.status[502])
+	return o
+}
+
+// The promise: the only container is recreated under load, and of the calls none
+// gets 404 or 500, none runs twice, and fewer than one in 1,000 gets 502.
+func TestRecreateTheOnlyContainer(t *testing.T) {
+	d := StartDocker(t)
+	var all outcome
+	defer func() {
+		t.Logf("together: %v", all)
+		if (all.status[502]-all.underWay)*1000 >= all.sent {
+			t.Errorf("%v: want fewer than one 502 in 1,000, calls under way apart", all)
+		}
+	}()
+	for how := range recreations {
+		t.Run(recreations[how].name, func(t *testing.T) {
+			o := recreate(t, d, ours, how)
+			t.Log(o)
+			if len(o.failureLines) > 0 {
+				t.Log(strings.Join(o.failureLines, "\n"))
+			}
+			all.add(o)
+			if o.status[404]+o.status[500]+o.status[503]+o.broken > 0 || len(o.duplicates) > 0 {
+				t.Errorf("%v: want no 404, 500, 503, broken connection or second execution\n%s\n%v", o, strings.Join(o.failureLines, "\n"), o.duplicates)
+			}
+		})
+	}
+}
+
+// TestTable measures all setups and writes the table of docs/traefik.md. It takes
+// some minutes: run it with MCPHEALTH_TABLE=file.
+func TestTable(t *testing.T) {
+	file := os.Getenv("MCPHEALTH_TABLE")
+	if file == "" {
+		t.Skip("set MCPHEALTH_TABLE to a file")
+	}
+	d := StartDocker(t)
+	var b strings.Builder
+	b.WriteString("| 20 clients, the only container |")
+	for _, r := range recreations {
+		b.WriteString(" " + r.name + " |")
+	}
+	b.WriteString("\n|---|" + strings.Repeat("---|", len(recreations)) + "\n")
+	for _, s := range setups {
+		b.WriteString("| " + s.name + " |")
+		for how := range recreations {
+			o := recreate(t, d, s, how)
+			t.Logf("%s, %s: %v", s.name, recreations[how].name, o)
+			b.WriteString(" " + o.cell() + " |")
+		}
+		b.WriteString("\n")
+	}
+	if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (o outcome) cell() string {
+	var parts []string
+	for _, code := range []int{404, 500, 502, 503, 504} {
+		if n := o.status[code]; n > 0 {
+			text := fmt.Sprintf("%d × %d", n, code)
+			if code == 502 && o.underWay > 0 {
+				text += fmt.Sprintf(" (%d under way)", o.underWay)
+			}
+			parts = append(parts, text)
+		}
+	}
+	if o.broken > 0 {
+		parts = append(parts, fmt.Sprintf("%d broken", o.broken))
+	}
+	if len(parts) == 0 {
+		parts = []string{"0"}
+	}
+	return fmt.Sprintf("%s of %d, slowest %s", strings.Join(parts, ", "), o.sent, o.slowest.Round(10*time.Millisecond))
+}

@@ -1,0 +1,72 @@
+package traefik
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcphealth/mcphealth/test/e2e"
+)
+
+// Without any route, a fallback with upstreams forwards to them itself, and holds
+// what they cannot serve.
+func TestFallbackForwardsToUpstreams(t *testing.T) {
+	r := startReplicas(t)
+	c := config{plugin: fmt.Sprintf("hold: 10s\nstatusPath: /status\nupstreams: ['%s', '%s']", r.a.URL, r.b.URL), noRoute: true}
+	tr := Start(t, Options{Dynamic: c.yaml()})
+	killAndRestart(t, tr, r)
+	if status, body := get(t, tr.URL+"/status"); status != 200 || !strings.Contains(body, `"state": "up"`) {
+		t.Errorf("status page: %d %s", status, body)
+	}
+	req, _ := http.NewRequest(http.MethodGet, tr.URL+"/status", nil)
+	req.Header.Set("Accept", "text/plain;version=0.0.4")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if body, _ := io.ReadAll(resp.Body); !strings.Contains(string(body), "\ntraefik_mcp_health_upstream_up{upstream=\""+r.a.Addr+"\",path=\"/mcp\"} 1\n") {
+		t.Errorf("metrics: %s", body)
+	}
+}
+
+// Where another middleware follows, the plugin is a gate over its upstreams.
+func TestGate(t *testing.T) {
+	r := startReplicas(t)
+	r.b.Kill(t) // which one of two is down a gate cannot tell Traefik
+	c := config{plugin: "hold: 10s\nupstreams: " + r.a.URL, servers: []string{r.a.Addr}}
+	dynamic := strings.Replace(c.yaml(), "  middlewares:\n", "  middlewares:\n    again:\n      retry: {attempts: 3, initialInterval: 10ms}\n", 1)
+	dynamic = strings.Replace(dynamic, "service: app\n      middlewares: [mcp]", "service: app\n      middlewares: [mcp, again]", 1)
+	tr := Start(t, Options{Dynamic: dynamic})
+	await(t, 5*time.Second, "gate", func() bool { return strings.Contains(tr.Output(), "gate over the configured upstreams") })
+	killAndRestart(t, tr, r)
+}
+
+// killAndRestart kills both servers under load and restarts one: calls wait.
+func killAndRestart(t *testing.T, tr *Traefik, r *replicas) {
+	t.Helper()
+	load := e2e.Load{URL: tr.URL + "/mcp", Clients: 10, Rate: 10}.Start(t)
+	time.Sleep(time.Second)
+	r.a.Kill(t)
+	time.Sleep(time.Second)
+	if r.b.Running() {
+		r.b.Kill(t)
+	}
+	time.Sleep(time.Second)
+	r.a.Restart(t)
+	time.Sleep(time.Second)
+	rep := load.Stop()
+	t.Log(rep)
+	for _, f := range rep.Failures {
+		if f.Status != 502 && f.Status != 503 {
+			t.Errorf("%v", f)
+		}
+	}
+	if len(rep.Failures) > 10 || rep.Slowest < 500*time.Millisecond {
+		t.Errorf("%v: want calls that waited, few lost at the kills", rep)
+	}
+	r.wantOnce(t)
+}

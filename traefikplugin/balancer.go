@@ -1,0 +1,414 @@
+//go:build go1.21
+
+package traefikplugin
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"net/http"
+	"net/url"
+	"reflect"
+	"strings"
+	"sync"
+
+	"github.com/mcphealth/mcphealth/mcphealth"
+)
+
+// childName is our own server in Traefik's balancer: it is up only while no real
+// one is, and then holds or refuses.
+const childName = "mcphealth://hold"
+
+// childCookie is the value of a sticky cookie that names the child: the first 16
+// digits of its SHA-256 (pkg/server/service/loadbalancer/sticky.go).
+var childCookie = cookieOf(childName)
+
+func cookieOf(name string) string {
+	sum := sha256.Sum256([]byte(name))
+	return hex.EncodeToString(sum[:])[:16]
+}
+
+// balancer is Traefik's own, reached by reflection: a private API, the same in
+// every tag from v2.11.0 to v3.7.13. Its fields are read while New builds the
+// configuration, later calls go through its methods, which lock.
+type balancer struct {
+	handler   http.Handler
+	setStatus reflect.Value
+	updaters  reflect.Value // the parents' hooks: failover and weighted services
+	names     []string      // of its servers, each once
+	fenced    map[string]bool
+}
+
+// inspect reads Traefik's balancer; nil if next is something else, such as the
+// next middleware, a failover, or what a future Traefik puts there.
+func inspect(next http.Handler) *balancer {
+	v := reflect.ValueOf(next)
+	if v.Kind() != reflect.Ptr || v.IsNil() || v.Elem().Kind() != reflect.Struct {
+		return nil
+	}
+	set := v.MethodByName("SetStatus")
+	list := v.Elem().FieldByName("handlers")
+	if !set.IsValid() || !list.IsValid() || list.Kind() != reflect.Slice || !takes(set, reflect.Interface, reflect.String, reflect.Bool) {
+		return nil
+	}
+	b := &balancer{handler: next, setStatus: set, updaters: v.Elem().FieldByName("updaters"), fenced: map[string]bool{}}
+	for i := 0; i < list.Len(); i++ {
+		name, ok := nameOf(list.Index(i))
+		if !ok {
+			return nil
+		}
+		if _, known := b.fenced[name]; !known {
+			b.names = append(b.names, name)
+		}
+		b.fenced[name] = false
+	}
+	b.readFenced(v.Elem().FieldByName("fenced"))
+	return b
+}
+
+func takes(method reflect.Value, kinds ...reflect.Kind) bool {
+	t := method.Type()
+	if t.NumIn() != len(kinds) {
+		return false
+	}
+	for i := 0; i < len(kinds); i++ {
+		if t.In(i).Kind() != kinds[i] {
+			return false
+		}
+	}
+	return true
+}
+
+func nameOf(handler reflect.Value) (string, bool) {
+	for handler.Kind() == reflect.Ptr && !handler.IsNil() {
+		handler = handler.Elem()
+	}
+	if handler.Kind() != reflect.Struct {
+		return "", false
+	}
+	name := handler.FieldByName("name")
+	if !name.IsValid() || name.Kind() != reflect.String {
+		return "", false
+	}
+	return name.String(), true
+}
+
+// readFenced notes the servers that end and serve sticky clients only.
+func (b *balancer) readFenced(m reflect.Value) {
+	if !m.IsValid() || m.Kind() != reflect.Map || m.Type().Key().Kind() != reflect.String {
+		return
+	}
+	all := m.MapKeys()
+	for i := 0; i < len(all); i++ {
+		b.fenced[all[i].String()] = true
+	}
+}
+
+// ours reports whether all children are servers: a weighted service's balancer is
+// of the same type, and its children are services.
+func (b *balancer) ours() bool {
+	for i := 0; i < len(b.names); i++ {
+		if b.names[i] != "" && endpoint(b.names[i], "/") == "" {
+			return false
+		}
+	}
+	return true
+}
+
+// parents is how many services learn of this one's status.
+func (b *balancer) parents() int {
+	if !b.updaters.IsValid() || b.updaters.Kind() != reflect.Slice {
+		return 0
+	}
+	return b.updaters.Len()
+}
+
+func (b *balancer) set(name string, up bool) {
+	b.setStatus.Call([]reflect.Value{reflect.ValueOf(context.Background()), reflect.ValueOf(name), reflect.ValueOf(up)})
+}
+
+// addChild adds a server of our own, which Traefik takes to be up.
+func (b *balancer) addChild(h http.Handler) bool {
+	v := reflect.ValueOf(b.handler)
+	add := v.MethodByName("AddServer")
+	if !add.IsValid() {
+		add = v.MethodByName("Add")
+	}
+	if !add.IsValid() || add.Type().NumIn() < 2 {
+		return false
+	}
+	args := []reflect.Value{reflect.ValueOf(childName), reflect.ValueOf(h)}
+	for i := 2; i < add.Type().NumIn(); i++ { // weight: none, which means 1; not fenced
+		args = append(args, reflect.Zero(add.Type().In(i)))
+	}
+	add.Call(args)
+	return true
+}
+
+// endpoint is the URL to probe for a server that Traefik knows by this URL; "" if
+// that is none. h2c servers are asked in HTTP/1.1, which Go's also speak.
+func endpoint(server, path string) string {
+	u, err := url.Parse(server)
+	if err != nil || u.Host == "" {
+		return ""
+	}
+	if u.Scheme == "h2c" {
+		u.Scheme = "http"
+	}
+	if u.Scheme != "http" && u.Scheme != "https" {
+		return ""
+	}
+	return u.Scheme + "://" + u.Host + path
+}
+
+// route drives one balancer by the health of its servers.
+type route struct {
+	b      *balancer
+	hold   bool // requests can wait
+	url    []string
+	server []*server // by the index of b.names; nil for a name without URL
+	refs   int       // guarded by routes.mu
+
+	mu     sync.Mutex
+	is     map[string]bool // status as last set
+	child  int             // 0 = none, 1 = down, 2 = up
+	counts bool            // an unfenced real server is up
+	groups map[string]*group
+	stop   []func()
+}
+
+// routes are the live balancers by address: routers of one service share one.
+var routes struct {
+	mu sync.Mutex
+	m  map[uintptr]*route
+}
+
+// steer finds or makes the route that drives next; nil if it cannot be driven.
+// Each call that returns one needs a drop.
+func steer(set *settings, k *keeper, next http.Handler) *route {
+	v := reflect.ValueOf(next)
+	if v.Kind() != reflect.Ptr {
+		return nil
+	}
+	routes.mu.Lock()
+	defer routes.mu.Unlock()
+	if r := routes.m[v.Pointer()]; r != nil {
+		r.refs++
+		return r
+	}
+	b := inspect(next)
+	if b == nil || !b.ours() {
+		return nil
+	}
+	r := newRoute(set, b)
+	if r == nil {
+		return nil
+	}
+	h := http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+		unstick(rw.Header())
+		k.serve(rw, req)
+	})
+	if b.addChild(h) {
+		r.child = 2
+	}
+	r.refs = 1
+	if routes.m == nil {
+		routes.m = map[uintptr]*route{}
+	}
+	routes.m[v.Pointer()] = r
+	r.watch()
+	return r
+}
+
+func newRoute(set *settings, b *balancer) *route {
+	r := &route{b: b, hold: set.hold > 0, is: map[string]bool{}, groups: map[string]*group{}}
+	for i := 0; i < len(b.names); i++ {
+		r.is[b.names[i]] = true
+		var s *server
+		if u := set.endpointOf(b.names[i]); u != "" {
+			var err error
+			if s, err = acquire(set, u); err != nil {
+				warnOnce("cannot probe %s: %v", u, err)
+				r.release()
+				return nil
+			}
+		}
+		r.server = append(r.server, s)
+	}
+	return r
+}
+
+// endpointOf is the configured upstream of that server, or its first MCP path.
+func (s *settings) endpointOf(name string) string {
+	e := endpoint(name, "")
+	if e == "" {
+		return ""
+	}
+	for i := 0; i < len(s.upstreams); i++ {
+		if endpoint(s.upstreams[i], "") == e {
+			return s.upstreams[i]
+		}
+	}
+	return e + s.probed()
+}
+
+// watch follows the servers' health from now on.
+func (r *route) watch() {
+	for i := 0; i < len(r.server); i++ {
+		if r.server[i] != nil {
+			r.stop = append(r.stop, r.server[i].follow(func() { r.update() }))
+		}
+	}
+	r.update()
+}
+
+// release ends what watch began.
+func (r *route) release() {
+	for i := 0; i < len(r.stop); i++ {
+		r.stop[i]()
+	}
+	for i := 0; i < len(r.server); i++ {
+		if r.server[i] != nil {
+			release(r.server[i])
+		}
+	}
+}
+
+// drop gives a route back.
+func (r *route) drop() {
+	routes.mu.Lock()
+	r.refs--
+	last := r.refs == 0
+	if last {
+		delete(routes.m, reflect.ValueOf(r.b.handler).Pointer())
+	}
+	routes.mu.Unlock()
+	if last {
+		r.release()
+	}
+}
+
+// member is the route as a way to serve g's requests.
+func (r *route) member(g *group) *member {
+	r.mu.Lock()
+	r.groups[g.key] = g
+	r.mu.Unlock()
+	var known []*server
+	for i := 0; i < len(r.server); i++ {
+		if r.server[i] != nil {
+			known = append(known, r.server[i])
+		}
+	}
+	return &member{servers: known, handler: func() http.Handler {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.counts {
+			return r.b.handler
+		}
+		return nil
+	}}
+}
+
+// update sets the servers' status by their health, and wakes who waits.
+func (r *route) update() {
+	defer func() { complain("update", recover()) }()
+	r.mu.Lock()
+	r.reconcile(r.wanted(r.tiers()))
+	counts := r.counts
+	var wake []*group
+	for _, g := range r.groups {
+		wake = append(wake, g)
+	}
+	r.mu.Unlock()
+	for i := 0; counts && i < len(wake); i++ {
+		wake[i].wake()
+	}
+}
+
+// reconcile brings the balancer to what the servers' health wants. The order
+// matters: wrr looks for ever for a server, with its lock held, if something is
+// up and no unfenced server is (traefik#13511). So an unfenced one comes up
+// first and goes down last, and our child, unfenced too, encloses that.
+func (r *route) reconcile(want map[string]bool) {
+	r.counts = false
+	for name, up := range want {
+		r.counts = r.counts || up && !r.b.fenced[name]
+	}
+	// A parent that fails over must see that all are down: then no child.
+	raise := !r.counts && r.b.parents() == 0 && r.child != 0
+	if raise && r.child == 1 {
+		r.b.set(childName, true)
+		r.child = 2
+	}
+	if !r.counts && !raise {
+		for name := range want {
+			want[name] = want[name] && !r.b.fenced[name]
+		}
+	}
+	r.turn(want, true, false)
+	r.turn(want, true, true)
+	r.turn(want, false, true)
+	r.turn(want, false, false)
+	if !raise && r.child == 2 {
+		r.b.set(childName, false)
+		r.child = 1
+	}
+}
+
+// turn sets the servers of one kind that are to go up, or down.
+func (r *route) turn(want map[string]bool, up, fenced bool) {
+	for i := 0; i < len(r.b.names); i++ {
+		name := r.b.names[i]
+		if want[name] == up && r.is[name] != up && r.b.fenced[name] == fenced {
+			r.b.set(name, up)
+			r.is[name] = up
+		}
+	}
+}
+
+// tiers is how willingly each server may be chosen, by name. A server without URL,
+// which Traefik makes for a container that does not run, has none.
+func (r *route) tiers() map[string]mcphealth.Tier {
+	all := map[string]mcphealth.Tier{}
+	for i := 0; i < len(r.server); i++ {
+		if r.server[i] != nil {
+			all[r.b.names[i]] = r.server[i].tier(r.hold)
+		}
+	}
+	return all
+}
+
+// wanted is which servers should serve: those of the best tier that any of them has.
+func (r *route) wanted(tiers map[string]mcphealth.Tier) map[string]bool {
+	lowest := mcphealth.TierDown
+	for name, t := range tiers {
+		if t < lowest && !r.b.fenced[name] {
+			lowest = t
+		}
+	}
+	want := map[string]bool{}
+	for i := 0; i < len(r.b.names); i++ {
+		t, ok := tiers[r.b.names[i]]
+		want[r.b.names[i]] = ok && t < mcphealth.TierDown && t <= lowest
+	}
+	return want
+}
+
+// unstick takes back the cookie by which Traefik would bind the client to our
+// child: its own one leads it back to its server.
+func unstick(h http.Header) {
+	ours := "=" + childCookie
+	var keep []string
+	all := h["Set-Cookie"]
+	for i := 0; i < len(all); i++ {
+		pair, _, _ := strings.Cut(all[i], ";")
+		if !strings.HasSuffix(pair, ours) {
+			keep = append(keep, all[i])
+		}
+	}
+	if len(keep) == 0 {
+		h.Del("Set-Cookie")
+	} else {
+		h["Set-Cookie"] = keep
+	}
+}

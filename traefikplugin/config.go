@@ -1,0 +1,291 @@
+//go:build go1.21
+
+package traefikplugin
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"sort"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/mcphealth/mcphealth/mcphealth"
+)
+
+// Config is the middleware's configuration as Traefik hands it over: from YAML,
+// TOML, labels or a Kubernetes resource, with weak types. A list may be a string
+// with commas; a duration may be a number of seconds.
+type Config struct {
+	// Mode says what the middleware does on its router. auto, the default, finds
+	// out: health on the router of a service, fallback in front of noop@internal,
+	// gate where something else comes next and upstreams are set.
+	Mode string `json:"mode,omitempty"`
+	// Paths are the MCP endpoints as requests arrive here; a * at the end stands
+	// for anything. The first is the one that is probed. Default /mcp.
+	Paths []string `json:"paths,omitempty"`
+	// Upstreams are MCP endpoint URLs, for where the servers cannot be learned
+	// from Traefik. On a service's router, one that names the same server
+	// replaces the URL that would be probed.
+	Upstreams []string `json:"upstreams,omitempty"`
+	// Interval between probes of a server whose state is settled. Default 10s.
+	Interval string `json:"interval,omitempty"`
+	// Timeout of one probe. Default 5s.
+	Timeout string `json:"timeout,omitempty"`
+	// Fall is how many dead votes in a row take a server down. Default 2.
+	Fall string `json:"fall,omitempty"`
+	// Rise is how many votes in a row bring it up again. Default 1.
+	Rise string `json:"rise,omitempty"`
+	// Hold is how long a request waits for a server to come back. 0 = not at
+	// all. Default 10s.
+	Hold string `json:"hold,omitempty"`
+	// HoldMax is how many requests may wait at once. Default 1024.
+	HoldMax string `json:"holdMax,omitempty"`
+	// AbsentAfter is how long a route may be gone before it is 404 again.
+	// 0 = for ever. Default 10m.
+	AbsentAfter string `json:"absentAfter,omitempty"`
+	// RetryAfter is what a 503 tells clients to wait. Default: until the next probe.
+	RetryAfter string `json:"retryAfter,omitempty"`
+	// StatusPath shows the state of all servers, on a fallback or gate router.
+	// Keep such a router private. Default: off.
+	StatusPath string `json:"statusPath,omitempty"`
+	// Headers are sent with each probe, as credentials are.
+	Headers map[string]string `json:"headers,omitempty"`
+	// AliveIf is mcp (default) or any_response.
+	AliveIf string `json:"aliveIf,omitempty"`
+	// ExpectTools must all be listed by the server, or it is degraded.
+	ExpectTools []string `json:"expectTools,omitempty"`
+	// Host is the Host header of probes. Default: the server's address.
+	Host string `json:"host,omitempty"`
+	// Unknown collects every other key: New refuses them by name.
+	Unknown map[string]interface{} `json:"-" mapstructure:",remain"`
+}
+
+// The modes.
+const (
+	modeAuto     = "auto"
+	modeHealth   = "health"
+	modeFallback = "fallback"
+	modeGate     = "gate"
+)
+
+// settings is the configuration in its types, checked.
+type settings struct {
+	mode        string
+	paths       []string
+	upstreams   []string
+	hold        time.Duration
+	holdMax     int
+	absentAfter time.Duration
+	retryAfter  time.Duration
+	statusPath  string
+	target      mcphealth.Target // all but the URL
+	schedule    mcphealth.Schedule
+}
+
+var errConfig = errors.New("mcphealth: bad configuration")
+
+// bad is the error about one key.
+func bad(key, value, want string) error {
+	return fmt.Errorf("%w: %s %q: want %s", errConfig, key, value, want)
+}
+
+// keys is what may be configured, for the message about a key that may not.
+const keys = "absentAfter, aliveIf, expectTools, fall, headers, hold, holdMax, host, interval, mode, paths, retryAfter, rise, statusPath, timeout, upstreams"
+
+// fast is the pause between probes while a server is freshly down: requests wait
+// for it meanwhile.
+const fast = 200 * time.Millisecond
+
+// parse checks the configuration. Its error names the key.
+func (c *Config) parse() (*settings, error) {
+	if c == nil {
+		c = &Config{}
+	}
+	if len(c.Unknown) > 0 {
+		var names []string
+		for k := range c.Unknown {
+			names = append(names, k)
+		}
+		sort.Strings(names)
+		return nil, fmt.Errorf("%w: unknown key %s: want one of %s", errConfig, strings.Join(names, ", "), keys)
+	}
+	s := &settings{}
+	if err := c.parseNumbers(s); err != nil {
+		return nil, err
+	}
+	if err := c.parseWords(s); err != nil {
+		return nil, err
+	}
+	if err := c.parseTarget(s); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func (c *Config) parseNumbers(s *settings) error {
+	var err error
+	if s.schedule.Interval, err = duration("interval", c.Interval, 10*time.Second, 100*time.Millisecond); err != nil {
+		return err
+	}
+	if s.target.Timeout, err = duration("timeout", c.Timeout, mcphealth.DefaultTimeout, 10*time.Millisecond); err != nil {
+		return err
+	}
+	if s.hold, err = duration("hold", c.Hold, 10*time.Second, 0); err != nil {
+		return err
+	}
+	if s.absentAfter, err = duration("absentAfter", c.AbsentAfter, 10*time.Minute, 0); err != nil {
+		return err
+	}
+	if s.retryAfter, err = duration("retryAfter", c.RetryAfter, 0, 0); err != nil {
+		return err
+	}
+	if s.schedule.Fall, err = count("fall", c.Fall, 2); err != nil {
+		return err
+	}
+	if s.schedule.Rise, err = count("rise", c.Rise, 1); err != nil {
+		return err
+	}
+	if s.holdMax, err = count("holdMax", c.HoldMax, 1024); err != nil {
+		return err
+	}
+	s.schedule.Fast = fast
+	if s.schedule.Fast > s.schedule.Interval {
+		s.schedule.Fast = s.schedule.Interval
+	}
+	return nil
+}
+
+func (c *Config) parseWords(s *settings) error {
+	s.mode = c.Mode
+	switch s.mode {
+	case "":
+		s.mode = modeAuto
+	case modeAuto, modeHealth, modeFallback, modeGate:
+	default:
+		return bad("mode", c.Mode, "auto, health, fallback or gate")
+	}
+	s.paths = list(c.Paths)
+	if len(s.paths) == 0 {
+		s.paths = []string{"/mcp"}
+	}
+	for i := 0; i < len(s.paths); i++ {
+		if !strings.HasPrefix(s.paths[i], "/") {
+			return bad("paths", s.paths[i], "a path that begins with /")
+		}
+	}
+	s.statusPath = c.StatusPath
+	if s.statusPath != "" && !strings.HasPrefix(s.statusPath, "/") {
+		return bad("statusPath", s.statusPath, "a path that begins with /")
+	}
+	return nil
+}
+
+func (c *Config) parseTarget(s *settings) error {
+	s.target.Host = c.Host
+	if strings.ContainsAny(c.Host, "/ \r\n") {
+		return bad("host", c.Host, "a host name, with a port if need be")
+	}
+	s.target.ExpectTools = list(c.ExpectTools)
+	s.target.AliveIf = mcphealth.AliveIf(c.AliveIf)
+	switch s.target.AliveIf {
+	case "", mcphealth.AliveIfMCP, mcphealth.AliveIfAnyResponse:
+	default:
+		return bad("aliveIf", c.AliveIf, "mcp or any_response")
+	}
+	for k, v := range c.Headers {
+		if !isToken(k) || strings.ContainsAny(v, "\r\n\x00") {
+			return fmt.Errorf("%w: headers %q: want a header name with a value of one line", errConfig, k)
+		}
+		if s.target.Header == nil {
+			s.target.Header = http.Header{}
+		}
+		s.target.Header.Set(k, v)
+	}
+	s.upstreams = list(c.Upstreams)
+	for i := 0; i < len(s.upstreams); i++ {
+		t := s.target
+		t.URL = s.upstreams[i]
+		if err := t.Validate(); err != nil {
+			return fmt.Errorf("%w: upstreams: %v", errConfig, err)
+		}
+	}
+	return nil
+}
+
+// list drops the blanks that a string with commas leaves.
+func list(in []string) []string {
+	var out []string
+	for i := 0; i < len(in); i++ {
+		if s := strings.TrimSpace(in[i]); s != "" {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// duration reads "10s", or a number of seconds, as Traefik itself does.
+func duration(key, s string, without, least time.Duration) (time.Duration, error) {
+	s = strings.TrimSpace(s)
+	if s == "" {
+		return without, nil
+	}
+	d, err := time.ParseDuration(s)
+	if n, notNumber := strconv.ParseFloat(s, 64); notNumber == nil && n < 1e9 && n > -1e9 {
+		d = time.Duration(n * float64(time.Second))
+		err = nil
+	}
+	if err != nil {
+		return 0, bad(key, s, "a duration such as 10s")
+	}
+	if d < least {
+		return 0, bad(key, s, "at least "+least.String())
+	}
+	return d, nil
+}
+
+func count(key, s string, without int) (int, error) {
+	s = strings.TrimSpace(s)
+	if s == "" {
+		return without, nil
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 1 {
+		return 0, bad(key, s, "a whole number from 1 on")
+	}
+	return n, nil
+}
+
+// isToken: a header name (RFC 9110 §5.6.2).
+func isToken(s string) bool {
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+		if !letter && !strings.ContainsRune("!#$%&'*+-.^_`|~", rune(c)) {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// isMCP reports whether a path is an MCP endpoint. What clients ask at well-known
+// paths is discovery: a 404 there is an answer that they understand.
+func (s *settings) isMCP(path string) bool {
+	if strings.HasPrefix(path, "/.well-known/") {
+		return false
+	}
+	for i := 0; i < len(s.paths); i++ {
+		p := s.paths[i]
+		if path == p || path == p+"/" {
+			return true
+		}
+		if strings.HasSuffix(p, "*") && strings.HasPrefix(path, p[:len(p)-1]) {
+			return true
+		}
+	}
+	return false
+}
+
+// probed is the path to probe on a server that Traefik knows.
+func (s *settings) probed() string { return strings.TrimSuffix(s.paths[0], "*") }

@@ -1,0 +1,192 @@
+//go:build go1.21
+
+package traefikplugin
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"reflect"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/mcphealth/mcphealth/mcphealth"
+)
+
+// isNoop: next is noop@internal, which answers 418. Traefik's services have no
+// name that a plugin could read; the function that makes this one has.
+func isNoop(next http.Handler) bool {
+	v := reflect.ValueOf(next)
+	if v.Kind() != reflect.Func || v.IsNil() {
+		return false
+	}
+	f := runtime.FuncForPC(v.Pointer())
+	return f != nil && strings.Contains(f.Name(), "InternalHandlers")
+}
+
+// fallback is the handler for a router of low priority: it gets what no service's
+// router takes, among that the requests for one that is away.
+func (k *keeper) fallback(next http.Handler) http.Handler {
+	other := next
+	if isNoop(next) {
+		other = http.NotFoundHandler()
+	}
+	return http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+		switch {
+		case k.set.statusPath != "" && req.URL.Path == k.set.statusPath:
+			serveStatus(rw, req)
+		case !k.set.isMCP(req.URL.Path):
+			other.ServeHTTP(rw, req)
+		case k.set.absentAfter > 0 && k.group.absent(time.Now()) > k.set.absentAfter:
+			other.ServeHTTP(rw, req) // not coming back: say so
+		default:
+			k.serve(rw, req)
+		}
+	})
+}
+
+// gate is the handler where something else than Traefik's balancer comes next: it
+// lets requests pass while any of the configured upstreams can serve.
+func (k *keeper) gate(next http.Handler, open *atomic.Int32) http.Handler {
+	return http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+		switch {
+		case k.set.statusPath != "" && req.URL.Path == k.set.statusPath:
+			serveStatus(rw, req)
+		case open.Load() != 0 || !k.set.isMCP(req.URL.Path):
+			next.ServeHTTP(rw, req)
+		default:
+			k.serve(rw, req)
+		}
+	})
+}
+
+// acquireAll acquires the configured upstreams.
+func (s *settings) acquireAll() []*server {
+	var all []*server
+	for i := 0; i < len(s.upstreams); i++ {
+		one, err := acquire(s, s.upstreams[i])
+		if err != nil {
+			warnOnce("cannot probe %s: %v", s.upstreams[i], err)
+			continue
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
+// direct is the way through configured upstreams, past Traefik's services, for
+// requests that are held while there is no route.
+func (k *keeper) direct(all []*server) *member {
+	var ways []http.Handler
+	for i := 0; i < len(all); i++ {
+		ways = append(ways, k.way(all[i]))
+	}
+	var turn atomic.Int32
+	return &member{direct: true, servers: all, handler: func() http.Handler {
+		tier := best(all, true)
+		start := int(turn.Add(1)&0xffff) % atLeastOne(len(all))
+		for i := 0; tier < mcphealth.TierSuspect && i < len(all); i++ {
+			n := (start + i) % len(all)
+			if all[n].tier(true) == tier {
+				return ways[n]
+			}
+		}
+		return nil
+	}}
+}
+
+func atLeastOne(n int) int {
+	if n < 1 {
+		return 1
+	}
+	return n
+}
+
+// directTransport carries requests to configured upstreams, each on a connection of
+// its own: a failed dial proves that the request was not executed, the end of a
+// connection that was open before proves nothing.
+var directTransport http.RoundTripper = &http.Transport{
+	DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) { // no method value: Yaegi mistypes it
+		return (&net.Dialer{Timeout: 5 * time.Second}).DialContext(ctx, network, addr)
+	},
+	DisableKeepAlives: true,
+}
+
+// way forwards to one upstream. What could not be sent waits for another one, or
+// for this one to come back.
+func (k *keeper) way(s *server) http.Handler {
+	forward := proxyTo(s.checker.Target().URL)
+	return http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+		pass, _ := req.Context().Value(passKey).(*passage)
+		if pass == nil || !pass.kept && (replayed(rw) || req.ContentLength > maxHeldBody || pass.keep(req) != nil) {
+			forward.ServeHTTP(rw, req)
+			return
+		}
+		forward.ServeHTTP(rw, req)
+		if pass.refused {
+			pass.refused = false
+			s.checker.Sent()
+			s.checker.Failed(mcphealth.Refused)
+			pass.rewind(req)
+			k.serve(rw, req)
+		}
+	})
+}
+
+// proxyTo forwards requests to the MCP endpoint at upstream, with the Host that
+// the client used.
+func proxyTo(upstream string) http.Handler {
+	to, err := url.Parse(upstream)
+	if err != nil {
+		return http.NotFoundHandler() // its checker would not have been made
+	}
+	return &httputil.ReverseProxy{
+		Director: func(req *http.Request) {
+			req.URL.Scheme = to.Scheme
+			req.URL.Host = to.Host
+			req.URL.Path = to.Path
+			req.URL.RawPath = to.RawPath
+		},
+		Transport:     directTransport,
+		FlushInterval: -1,
+		ErrorHandler:  failed,
+	}
+}
+
+// failed answers a forwarded request that got no answer. Only a failed dial proves
+// that it was not executed: way goes on with that.
+func failed(rw http.ResponseWriter, req *http.Request, err error) {
+	pass, _ := req.Context().Value(passKey).(*passage)
+	var op *net.OpError
+	if errors.Is(err, context.Canceled) {
+		rw.WriteHeader(clientGone)
+		return
+	}
+	dial := errors.As(err, &op) && op.Op == "dial"
+	if dial && pass != nil && pass.kept {
+		pass.refused = true
+		return
+	}
+	id := mcphealth.NullID
+	if pass != nil && pass.kept {
+		id = mcphealth.RequestID(firstOf(pass.body))
+	}
+	if dial {
+		mcphealth.Unavailable(req.Method, id, mcphealth.Refused, routeRetry).Send(rw)
+		return
+	}
+	mcphealth.MayHaveRun(req.Method, id, mcphealth.Reset).Send(rw)
+}
+
+// firstOf is as much of a body as its id is looked for in.
+func firstOf(body []byte) []byte {
+	if len(body) > mcphealth.MaxIDBody {
+		return body[:mcphealth.MaxIDBody]
+	}
+	return body
+}

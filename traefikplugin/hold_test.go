@@ -1,0 +1,241 @@
+package traefikplugin
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Held while there is no route, a call goes on through the balancer of the route
+// that comes: its body intact, on the client's own ResponseWriter.
+func TestHandOver(t *testing.T) {
+	for _, padding := range []int{0, 200 << 10, 900 << 10} {
+		t.Run(fmt.Sprintf("%d bytes", padding), func(t *testing.T) {
+			ctx, _ := onRouter(t, "app@file")
+			fallback := newHandler(t, ctx, http.NotFoundHandler(), Config{Mode: modeFallback})
+			rec := httptest.NewRecorder()
+			done := make(chan bool)
+			go func() { fallback.ServeHTTP(rec, newCall(padding)); close(done) }()
+			time.Sleep(50 * time.Millisecond)
+			a := startMCP(t)
+			b := balancerOf(fakeServer{URL: a.URL})
+			ctx2, _ := onRouter(t, "app@docker")
+			newHandler(t, ctx2, b, Config{})
+			<-done
+			whole, _ := io.ReadAll(newCall(padding).Body)
+			if want := fmt.Sprintf("%s got %d bytes", a.URL, len(whole)); rec.Code != 200 || rec.Body.String() != want {
+				t.Errorf("%d %q, want %q", rec.Code, rec.Body, want)
+			}
+		})
+	}
+}
+
+// One middleware on two services: what one's fallback holds never goes to the other.
+func TestHandOverKeepsServicesApart(t *testing.T) {
+	a := startMCP(t)
+	ctxB, _ := onRouter(t, "b@docker")
+	newHandler(t, ctxB, balancerOf(fakeServer{URL: a.URL}), Config{})
+	ctxA, _ := onRouter(t, "a-fallback@file")
+	h := newHandler(t, ctxA, http.NotFoundHandler(), Config{Mode: modeFallback, Hold: "0.1"})
+	if rec := call(h, 0); rec.Code != 503 {
+		t.Errorf("%d %s, want 503: b's servers are not a's", rec.Code, rec.Body)
+	}
+}
+
+func TestHoldLimits(t *testing.T) {
+	tests := []struct {
+		name    string
+		config  Config
+		waiting int // calls that wait already
+		padding int
+		atOnce  bool
+	}{
+		{"hold off", Config{Hold: "0"}, 0, 0, true},
+		{"held until the end", Config{Hold: "800ms"}, 0, 0, false},
+		{"too many wait", Config{Hold: "800ms", HoldMax: "2"}, 2, 0, true},
+		{"one place left", Config{Hold: "800ms", HoldMax: "3"}, 2, 0, false},
+		{"body over 1 MiB", Config{Hold: "800ms"}, 0, 1 << 20, true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.config.Mode = modeFallback
+			ctx, _ := onRouter(t, "app@file")
+			h := newHandler(t, ctx, http.NotFoundHandler(), tt.config)
+			var wg sync.WaitGroup
+			for range tt.waiting {
+				wg.Go(func() { call(h, 0) })
+			}
+			time.Sleep(50 * time.Millisecond)
+			start := time.Now()
+			rec := call(h, tt.padding)
+			took := time.Since(start)
+			wg.Wait()
+			if rec.Code != 503 || !strings.Contains(rec.Body.String(), `"id":7`) || rec.Header().Get("Retry-After") != "2" {
+				t.Errorf("%d %v %s, want 503 with id 7", rec.Code, rec.Header(), rec.Body)
+			}
+			if atOnce := took < 600*time.Millisecond; atOnce != tt.atOnce {
+				t.Errorf("answered after %s, want at once: %v", took, tt.atOnce)
+			}
+		})
+	}
+}
+
+// A client that leaves is not served later: its call is never executed.
+func TestClientLeaves(t *testing.T) {
+	ctx, _ := onRouter(t, "app@file")
+	h := newHandler(t, ctx, http.NotFoundHandler(), Config{Mode: modeFallback})
+	left, leave := context.WithCancel(t.Context())
+	rec := httptest.NewRecorder()
+	done := make(chan bool)
+	go func() { h.ServeHTTP(rec, newCall(0).WithContext(left)); close(done) }()
+	time.Sleep(50 * time.Millisecond)
+	leave()
+	<-done
+	if rec.Code != clientGone || rec.Body.Len() > 0 {
+		t.Errorf("%d %q, want the end of the request", rec.Code, rec.Body)
+	}
+}
+
+// Those who wait go on in the order in which they came, not all at once.
+func TestWakeInOrder(t *testing.T) {
+	g := join(t.Name())
+	defer g.leave()
+	var boxes []chan int
+	for range 3 * wakeSize {
+		_, box := g.enlist(0, 1000)
+		boxes = append(boxes, box)
+	}
+	time.Sleep(20 * time.Millisecond)
+	g.wake()
+	time.Sleep(wakePause / 2)
+	for i, box := range boxes {
+		if woken := len(box) == 1; woken != (i < wakeSize) {
+			t.Fatalf("waiter %d woken: %v after the first step of %d", i, woken, wakeSize)
+		}
+	}
+	await(t, "all woken", func() bool { return len(boxes[len(boxes)-1]) == 1 })
+}
+
+// A route that has been away too long is 404 again, as are paths that are no MCP
+// endpoints, from the start.
+func TestNotFound(t *testing.T) {
+	ctx, _ := onRouter(t, "app@file")
+	h := newHandler(t, ctx, http.NotFoundHandler(), Config{Mode: modeFallback, Hold: "0", AbsentAfter: "300ms", Paths: []string{"/mcp", "/tools/*", "/*/mcp"}})
+	tests := []struct {
+		path string
+		want int
+	}{{"/mcp", 503}, {"/mcp/", 503}, {"/tools/x", 503}, {"/else", 404}, {"/mcpx", 404}, {"/.well-known/oauth-protected-resource/mcp", 404}}
+	for _, tt := range tests {
+		rec := httptest.NewRecorder()
+		h.ServeHTTP(rec, httptest.NewRequest(http.MethodPost, tt.path, nil))
+		if rec.Code != tt.want {
+			t.Errorf("POST %s: %d, want %d", tt.path, rec.Code, tt.want)
+		}
+	}
+	time.Sleep(350 * time.Millisecond)
+	if rec := call(h, 0); rec.Code != 404 {
+		t.Errorf("after absentAfter: %d, want 404", rec.Code)
+	}
+}
+
+// A balancer whose status was changed behind our back hands a request to our child
+// again and again: without an end, the stack would overflow and Traefik end.
+func TestEndlessHandOver(t *testing.T) {
+	ctx, _ := onRouter(t, "app@file")
+	set, _ := (&Config{Hold: "1s"}).parse()
+	k := &keeper{set: set, group: join(groupOf(ctx, t.Name()))}
+	defer k.group.leave()
+	times := 0
+	var self http.Handler
+	self = http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) { times++; k.serve(rw, req) })
+	defer k.group.add(&member{handler: func() http.Handler { return self }})()
+	rec := call(self, 0)
+	if rec.Code != 503 || times > maxPasses+1 {
+		t.Errorf("%d after %d passes, want 503 after %d", rec.Code, times, maxPasses)
+	}
+}
+
+// While there is no route, configured upstreams serve.
+func TestDirectUpstreams(t *testing.T) {
+	a := startMCP(t)
+	ctx, _ := onRouter(t, "app@file")
+	h := newHandler(t, ctx, http.NotFoundHandler(), Config{Mode: modeFallback, Upstreams: []string{a.URL + "/mcp"}})
+	if rec := call(h, 100<<10); rec.Code != 200 || !strings.Contains(rec.Body.String(), `"id":7`) {
+		t.Errorf("%d %s, want the server's answer", rec.Code, rec.Body)
+	}
+	a.stop()
+	await(t, "down", func() bool { _, s := state(a.URL); return s == "down" })
+	rec := httptest.NewRecorder()
+	done := make(chan bool)
+	go func() { h.ServeHTTP(rec, newCall(0)); close(done) }()
+	time.Sleep(100 * time.Millisecond)
+	a.start()
+	<-done
+	if rec.Code != 200 {
+		t.Errorf("held over a restart: %d %s, want 200", rec.Code, rec.Body)
+	}
+}
+
+// A gate lets everything pass while an upstream lives, and holds calls while not.
+func TestGate(t *testing.T) {
+	a := startMCP(t)
+	ctx, _ := onRouter(t, "app@file")
+	next := http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) { fmt.Fprint(rw, req.URL.Path) })
+	h := newHandler(t, ctx, next, Config{Upstreams: []string{a.URL + "/mcp"}, StatusPath: "/status"})
+	if rec := call(h, 0); rec.Code != 200 || rec.Body.String() != "/mcp" {
+		t.Errorf("%d %s, want next's answer", rec.Code, rec.Body)
+	}
+	a.stop()
+	await(t, "down", func() bool { _, s := state(a.URL); return s == "down" })
+	rec := httptest.NewRecorder()
+	h.ServeHTTP(rec, httptest.NewRequest("GET", "/else", nil))
+	if rec.Code != 200 {
+		t.Errorf("another path: %d, want next's answer", rec.Code)
+	}
+	done := make(chan bool)
+	rec = httptest.NewRecorder()
+	go func() { h.ServeHTTP(rec, newCall(0)); close(done) }()
+	time.Sleep(50 * time.Millisecond)
+	a.start()
+	<-done
+	if rec.Code != 200 {
+		t.Errorf("held over a restart: %d, want 200", rec.Code)
+	}
+}
+
+// The status page is JSON for people and programs, and metrics for Prometheus.
+func TestStatusPath(t *testing.T) {
+	a := startMCP(t)
+	ctx, _ := onRouter(t, "app@file")
+	h := newHandler(t, ctx, http.NotFoundHandler(), Config{Mode: modeFallback, StatusPath: "/status", Upstreams: []string{a.URL + "/mcp"},
+		Headers: map[string]string{"Authorization": "Bearer s3cret"}})
+	await(t, "up", func() bool { _, s := state(a.URL); return s == "up" })
+	tests := []struct{ accept, want string }{
+		{"", `"state": "up"`},
+		{"application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4", "\n" + `traefik_mcp_health_upstream_up{upstream="` + a.addr + `",path="/mcp"} 1` + "\n"},
+		{"text/plain", `server="a\"b"`},
+	}
+	for _, tt := range tests {
+		req := httptest.NewRequest("GET", "/status", nil)
+		req.Header.Set("Accept", tt.accept)
+		rec := httptest.NewRecorder()
+		h.ServeHTTP(rec, req)
+		if rec.Code != 200 || !strings.Contains(rec.Body.String(), tt.want) || strings.Contains(rec.Body.String(), "s3cret") {
+			t.Errorf("Accept %q: %d %s, want %s", tt.accept, rec.Code, rec.Body, tt.want)
+		}
+	}
+	ctx2, _ := onRouter(t, "other@file")
+	if rec := httptest.NewRecorder(); true {
+		newHandler(t, ctx2, http.NotFoundHandler(), Config{Mode: modeFallback}).ServeHTTP(rec, httptest.NewRequest("GET", "/status", bytes.NewReader(nil)))
+		if rec.Code != 404 {
+			t.Errorf("off by default: %d, want 404", rec.Code)
+		}
+	}
+}

@@ -1,0 +1,229 @@
+//go:build go1.21
+
+// Package traefikplugin is a Traefik middleware that keeps MCP clients through
+// restarts of MCP servers. On a service's router it drives Traefik's own load
+// balancer by real MCP probes; on a fallback router it answers 503, or waits,
+// where Traefik would answer 404. Traefik interprets it with Yaegi (docs/adr/0003).
+package traefikplugin
+
+import (
+	"context"
+	"net/http"
+	"reflect"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/mcphealth/mcphealth/mcphealth"
+)
+
+// CreateConfig is called by Traefik before it fills in what the user configured.
+func CreateConfig() *Config { return &Config{} }
+
+// New is called by Traefik for each router that uses the middleware, again on
+// each reload; ctx ends with the configuration. In the good case it returns next:
+// requests never enter the interpreter. It fails on a bad configuration only.
+func New(ctx context.Context, next http.Handler, config *Config, name string) (h http.Handler, err error) {
+	defer func() {
+		if v := recover(); v != nil { // it would end Traefik's reloads for good
+			complain("New", v)
+			h = next
+			err = nil
+		}
+	}()
+	set, err := config.parse()
+	if err != nil {
+		return nil, err
+	}
+	k := &keeper{set: set, group: join(groupOf(ctx, name))}
+	l := live(ctx)
+	l.later(func() { k.group.leave() })
+	switch k.role(l, next) {
+	case modeHealth:
+		return next, nil
+	case modeFallback:
+		return k.beside(l, next), nil
+	case modeGate:
+		return k.guard(l, next), nil
+	}
+	return next, nil
+}
+
+// role finds out what to do here, and takes over next if that is a balancer.
+func (k *keeper) role(l *life, next http.Handler) string {
+	mode := k.set.mode
+	if mode == modeAuto || mode == modeHealth {
+		if r := steer(k.set, k, next); r != nil {
+			l.later(func() { r.drop() })
+			l.now(k.group.add(r.member(k.group)))
+			return modeHealth
+		}
+	}
+	if mode == modeFallback || mode == modeAuto && isNoop(next) {
+		return modeFallback
+	}
+	if len(k.set.upstreams) > 0 {
+		if mode != modeGate {
+			tell("%s: next is %T, not Traefik's load balancer of servers: gate over the configured upstreams", where(k.group.key), next)
+		}
+		return modeGate
+	}
+	warnOnce("%s: nothing to do: next is %T, not Traefik's load balancer of servers, and no upstreams are set. "+
+		"Make this the last middleware of a service's router, or set upstreams", where(k.group.key), next)
+	return ""
+}
+
+// beside makes a fallback for next's router.
+func (k *keeper) beside(l *life, next http.Handler) http.Handler {
+	all := k.set.acquireAll()
+	l.hold(all)
+	way := k.direct(all)
+	for i := 0; i < len(all); i++ {
+		l.later(all[i].follow(func() {
+			defer func() { complain("fallback", recover()) }()
+			if way.handler() != nil {
+				k.group.wake()
+			}
+		}))
+	}
+	l.now(k.group.add(way))
+	return k.fallback(next)
+}
+
+// guard makes a gate in front of next.
+func (k *keeper) guard(l *life, next http.Handler) http.Handler {
+	all := k.set.acquireAll()
+	l.hold(all)
+	open := &atomic.Int32{}
+	canHold := k.set.hold > 0
+	m := &member{servers: all, handler: func() http.Handler {
+		if open.Load() != 0 {
+			return next
+		}
+		return nil
+	}}
+	update := func() {
+		defer func() { complain("gate", recover()) }()
+		if best(all, canHold) == mcphealth.TierDown {
+			open.Store(0)
+			return
+		}
+		open.Store(1)
+		k.group.wake()
+	}
+	for i := 0; i < len(all); i++ {
+		l.later(all[i].follow(func() { update() }))
+	}
+	update()
+	l.now(k.group.add(m))
+	return k.gate(next, open)
+}
+
+// life is how long an instance lives: it ends with ctx, what it shares a while
+// later, so that the next configuration finds it as it was.
+type life struct {
+	ctx context.Context
+}
+
+func live(ctx context.Context) *life { return &life{ctx: ctx} }
+
+// now has f called as the configuration ends.
+func (l *life) now(f func()) {
+	context.AfterFunc(l.ctx, func() {
+		defer func() { complain("the end of a configuration", recover()) }()
+		f()
+	})
+}
+
+// later has f called some time after that.
+func (l *life) later(f func()) {
+	l.now(func() {
+		time.AfterFunc(linger, func() {
+			defer func() { complain("the end of a configuration", recover()) }()
+			f()
+		})
+	})
+}
+
+// hold releases servers later.
+func (l *life) hold(all []*server) {
+	l.later(func() {
+		for i := 0; i < len(all); i++ {
+			release(all[i])
+		}
+	})
+}
+
+var lonely atomic.Int32
+
+// groupOf is what the instances on a service's router and on its fallback router
+// have in common: the middleware, and the router's name without its provider and
+// without "-fallback", for two routers of one provider need two names. Kubernetes'
+// go on after that, with a hash of the rule.
+func groupOf(ctx context.Context, name string) string {
+	router, _, _ := strings.Cut(routerOf(ctx), "@")
+	router = strings.Replace(strings.TrimSuffix(router, "-fallback"), "-fallback-", "-", 1)
+	if router == "" { // nobody to hand over to
+		return name + " on router ?" + strconv.Itoa(int(lonely.Add(1)))
+	}
+	return name + " on router " + router
+}
+
+// where is the group's name for a log line, the same on each reload.
+func where(key string) string {
+	known, _, _ := strings.Cut(key, " on router ?")
+	return known
+}
+
+// maxDepth is how many contexts are looked through for the router's name.
+const maxDepth = 40
+
+// routerOf reads the name of the router being built from the logger that Traefik
+// keeps in its context: nothing else tells a middleware where it stands.
+func routerOf(ctx context.Context) (name string) {
+	defer func() {
+		if v := recover(); v != nil {
+			name = ""
+		}
+	}()
+	v := reflect.ValueOf(ctx)
+	for i := 0; i < maxDepth; i++ {
+		v = elem(v)
+		if v.Kind() != reflect.Struct {
+			return ""
+		}
+		if s := loggerField(v.FieldByName("val"), "routerName"); s != "" {
+			return s
+		}
+		v = v.FieldByName("Context")
+	}
+	return ""
+}
+
+// loggerField is the last value of a field in a zerolog.Logger's context.
+func loggerField(logger reflect.Value, key string) string {
+	logger = elem(logger)
+	if logger.Kind() != reflect.Struct {
+		return ""
+	}
+	b := logger.FieldByName("context")
+	if b.Kind() != reflect.Slice || b.Type().Elem().Kind() != reflect.Uint8 {
+		return ""
+	}
+	text := string(b.Bytes())
+	mark := `"` + key + `":"`
+	at := strings.LastIndex(text, mark)
+	if at < 0 {
+		return ""
+	}
+	value, _, _ := strings.Cut(text[at+len(mark):], `"`)
+	return value
+}
+
+func elem(v reflect.Value) reflect.Value {
+	for v.Kind() == reflect.Interface || v.Kind() == reflect.Ptr {
+		v = v.Elem()
+	}
+	return v
+}

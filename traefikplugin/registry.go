@@ -1,0 +1,175 @@
+//go:build go1.21
+
+package traefikplugin
+
+import (
+	"crypto/tls"
+	"fmt"
+	"net/http"
+	"sort"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/mcphealth/mcphealth/mcphealth"
+)
+
+// linger is how long a server that nothing uses any more stays known: Traefik
+// ends the old configuration just before it builds the new one.
+var linger = 10 * time.Second
+
+// server is one upstream, probed once for all routers that use it.
+type server struct {
+	key     string
+	checker *mcphealth.Checker
+	refs    int         // guarded by registry.mu
+	gone    atomic.Bool // refuses connections, and no probe has said otherwise since
+
+	mu        sync.Mutex
+	nextID    int
+	followers map[int]func()
+}
+
+// registry holds all servers. It lives as long as the interpreter, and so over
+// Traefik's reloads.
+var registry struct {
+	mu      sync.Mutex
+	servers map[string]*server
+}
+
+// acquire finds or makes the server that is probed at url as set says. Each call
+// needs a release.
+func acquire(set *settings, url string) (*server, error) {
+	t := set.target
+	t.URL = url
+	key := fingerprint(t, set.schedule)
+	registry.mu.Lock()
+	defer registry.mu.Unlock()
+	if registry.servers == nil {
+		registry.servers = map[string]*server{}
+	}
+	if s := registry.servers[key]; s != nil {
+		s.refs++
+		return s, nil
+	}
+	s := &server{key: key, refs: 1, followers: map[int]func(){}}
+	c, err := newChecker(t, set.schedule, s)
+	if err != nil {
+		return nil, err
+	}
+	s.checker = c
+	registry.servers[key] = s
+	c.OnChange(logChange)
+	c.OnResult(func(_ mcphealth.Result) {
+		defer func() { complain("OnResult", recover()) }()
+		s.gone.Store(false)
+		s.tell()
+	})
+	c.Start()
+	return s, nil
+}
+
+// release gives a server back; the last one to do so ends it.
+func release(s *server) {
+	registry.mu.Lock()
+	s.refs--
+	last := s.refs == 0
+	if last {
+		delete(registry.servers, s.key)
+	}
+	registry.mu.Unlock()
+	if last {
+		_ = s.checker.Close()
+	}
+}
+
+// servers lists all that are known, by URL.
+func servers() []*server {
+	registry.mu.Lock()
+	var all []*server
+	for _, s := range registry.servers {
+		all = append(all, s)
+	}
+	registry.mu.Unlock()
+	sort.Slice(all, func(i, j int) bool { return all[i].key < all[j].key })
+	return all
+}
+
+func newChecker(t mcphealth.Target, sched mcphealth.Schedule, s *server) (*mcphealth.Checker, error) {
+	transport := &http.Transport{TLSHandshakeTimeout: t.Timeout}
+	s.watch(transport)
+	if len(t.Header) == 0 {
+		// Whom to trust is the serversTransport's business, which a plugin cannot
+		// read: without credentials to protect, a probe asks whether it lives.
+		transport.TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
+	}
+	p, err := mcphealth.NewProber(t, mcphealth.NewLine(transport))
+	if err != nil {
+		return nil, err
+	}
+	return mcphealth.NewChecker(p, sched)
+}
+
+// fingerprint holds everything that can change a verdict.
+func fingerprint(t mcphealth.Target, s mcphealth.Schedule) string {
+	var header []string
+	for k, v := range t.Header {
+		header = append(header, k+":"+strings.Join(v, ","))
+	}
+	sort.Strings(header)
+	return fmt.Sprintf("%s|%s|%q|%s|%q|%s|%s|%d|%d", t.URL, t.Host, header, t.AliveIf, t.ExpectTools, t.Timeout, s.Interval, s.Fall, s.Rise)
+}
+
+// logChange writes one line per change of state.
+func logChange(c mcphealth.Change) {
+	defer func() { complain("logChange", recover()) }()
+	switch {
+	case c.To == mcphealth.Down:
+		warn("%s is down: %s (%s)", c.URL, c.Reason, c.Detail)
+	case c.From == mcphealth.Down:
+		warn("%s is %s again (%s)", c.URL, c.To, c.Reason)
+	default:
+		tell("%s is %s (%s)", c.URL, c.To, c.Reason)
+	}
+}
+
+// tier is how willingly the server may be chosen. One that has not proved itself
+// yet is waited for where requests can wait: a new container seldom listens at once.
+// One that cannot be connected to is out before that is confirmed: its calls would
+// fail, where they can wait some ms. One that is slow to answer is not.
+func (s *server) tier(canHold bool) mcphealth.Tier {
+	if s.gone.Load() {
+		return mcphealth.TierDown
+	}
+	t := s.checker.Tier()
+	if t != mcphealth.TierSuspect && t != mcphealth.TierUp {
+		return t
+	}
+	now := s.checker.Snapshot()
+	if canHold && now.Probes == 0 {
+		return mcphealth.TierDown
+	}
+	if t == mcphealth.TierUp || now.Last.Verdict != mcphealth.Dead {
+		return t
+	}
+	switch now.Last.Reason {
+	case mcphealth.Refused, mcphealth.Reset, mcphealth.ConnectTimeout, mcphealth.DNS, mcphealth.TLS:
+		return mcphealth.TierDown
+	}
+	if canHold && now.State == mcphealth.StateUnknown {
+		return mcphealth.TierDown
+	}
+	return t
+}
+
+// best is the lowest tier among servers, TierDown if there are none.
+func best(all []*server, canHold bool) mcphealth.Tier {
+	b := mcphealth.TierDown
+	for i := 0; i < len(all); i++ {
+		if t := all[i].tier(canHold); t < b {
+			b = t
+		}
+	}
+	return b
+}

@@ -1,0 +1,111 @@
+package traefikplugin
+
+import (
+	"net/http"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A hundred reloads: the probers go on, and nothing is left when all is over.
+func TestReloads(t *testing.T) {
+	a := startMCP(t)
+	await(t, "no servers of other tests", func() bool { return len(servers()) == 0 })
+	groups.mu.Lock()
+	before, groupsBefore := runtime.NumGoroutine(), len(groups.m)
+	groups.mu.Unlock()
+	var end func()
+	for i := range 100 {
+		ctx, cancel := onRouter(t, "app@docker")
+		fctx, fcancel := onRouter(t, "app@file")
+		if end != nil {
+			end() // Traefik ends the old one just before it builds the new one
+		}
+		end = func() { cancel(); fcancel() }
+		b := balancerOf(fakeServer{URL: a.URL})
+		newHandler(t, ctx, b, Config{})
+		newHandler(t, fctx, http.NotFoundHandler(), Config{Mode: modeFallback})
+		if i > 0 && !b.up(a.URL) {
+			t.Fatalf("reload %d: the server is down, want its state kept", i)
+		}
+		if i == 0 {
+			await(t, "up", func() bool { return b.up(a.URL) && !b.up(childName) })
+		}
+	}
+	if all := servers(); len(all) != 1 || all[0].checker.Snapshot().Probes > 3 {
+		t.Errorf("%d servers, the first probed %d times; want one, which reloads do not probe", len(all), all[0].checker.Snapshot().Probes)
+	}
+	end()
+	await(t, "all released", func() bool {
+		routes.mu.Lock()
+		groups.mu.Lock()
+		defer routes.mu.Unlock()
+		defer groups.mu.Unlock()
+		return len(servers()) == 0 && len(routes.m) == 0 && len(groups.m) == groupsBefore
+	})
+	await(t, "goroutines as before", func() bool { return runtime.NumGoroutine() <= before+1 })
+}
+
+func TestConfig(t *testing.T) {
+	tests := []struct {
+		name   string
+		config Config
+		want   string // of the error; "" = none
+	}{
+		{"nothing", Config{}, ""},
+		{"all", Config{Mode: "gate", Paths: []string{"/a", "/b*"}, Upstreams: []string{"https://x:1/mcp"}, Interval: "1s", Timeout: "2", Fall: "3", Rise: "1",
+			Hold: "0", HoldMax: "9", AbsentAfter: "0", RetryAfter: "1m", StatusPath: "/s", Headers: map[string]string{"A": "b"}, AliveIf: "any_response",
+			ExpectTools: []string{"t"}, Host: "mcp.example.com"}, ""},
+		{"unknown key", Config{Unknown: map[string]interface{}{"hodl": 1, "abc": 2}}, "unknown key abc, hodl"},
+		{"mode", Config{Mode: "x"}, `mode "x": want auto, health, fallback or gate`},
+		{"interval", Config{Interval: "x"}, `interval "x": want a duration`},
+		{"interval too short", Config{Interval: "1ms"}, `interval "1ms": want at least 100ms`},
+		{"timeout", Config{Timeout: "-1s"}, "timeout"},
+		{"fall", Config{Fall: "0"}, `fall "0": want a whole number from 1 on`},
+		{"rise", Config{Rise: "1.5"}, "rise"},
+		{"hold", Config{Hold: "-3"}, "hold"},
+		{"holdMax", Config{HoldMax: "x"}, "holdMax"},
+		{"absentAfter", Config{AbsentAfter: "ten"}, "absentAfter"},
+		{"retryAfter", Config{RetryAfter: "ten"}, "retryAfter"},
+		{"paths", Config{Paths: []string{"mcp"}}, "paths"},
+		{"statusPath", Config{StatusPath: "s"}, "statusPath"},
+		{"headers", Config{Headers: map[string]string{"A b": "c"}}, `headers "A b"`},
+		{"headers with a secret", Config{Headers: map[string]string{"Authorization": "s3cret\n"}}, "headers"},
+		{"aliveIf", Config{AliveIf: "x"}, "aliveIf"},
+		{"host", Config{Host: "http://x"}, "host"},
+		{"upstreams", Config{Upstreams: []string{"http://a/mcp", "b"}}, "upstreams"},
+		{"upstreams with a password", Config{Upstreams: []string{"http://u:s3cret@a/mcp"}}, "upstreams"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := tt.config.parse()
+			if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error %v, want %q", err, tt.want)
+			}
+			if err != nil && strings.Contains(err.Error(), "s3cret") {
+				t.Errorf("error %v shows a secret", err)
+			}
+		})
+	}
+	set, _ := (&Config{Hold: "1.5"}).parse()
+	if set.hold != 1500*time.Millisecond {
+		t.Errorf("hold 1.5 = %s, want 1.5 s", set.hold)
+	}
+}
+
+// One way to ask a server is one checker; another way is another one.
+func TestCheckersAreShared(t *testing.T) {
+	a := startMCP(t)
+	set, _ := (&Config{}).parse()
+	other, _ := (&Config{Headers: map[string]string{"Authorization": "x"}}).parse()
+	one, _ := acquire(set, a.URL+"/mcp")
+	two, _ := acquire(set, a.URL+"/mcp")
+	three, _ := acquire(other, a.URL+"/mcp")
+	defer release(one)
+	defer release(two)
+	defer release(three)
+	if one != two || one == three {
+		t.Errorf("%p %p %p, want the first two to be one", one, two, three)
+	}
+}

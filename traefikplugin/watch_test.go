@@ -1,0 +1,62 @@
+package traefikplugin
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/mcphealth/mcphealth/mcphealth"
+)
+
+// A server that hangs up idle connections, as Node's does after 5 s, is alive.
+func TestHangingUpIsNoDeath(t *testing.T) {
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(answer))
+	srv.Config.IdleTimeout = 30 * time.Millisecond
+	srv.Start()
+	defer srv.Close()
+	b := balancerOf(fakeServer{URL: srv.URL})
+	ctx, _ := onRouter(t, "app@docker")
+	newHandler(t, ctx, b, Config{})
+	await(t, "up", func() bool { return b.up(srv.URL) })
+	time.Sleep(300 * time.Millisecond)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if n := slices.Index(b.said, "+"+srv.URL); slices.Contains(b.said[n:], "-"+srv.URL) {
+		t.Errorf("taken out although it lives: %v", b.said)
+	}
+}
+
+// A server that was up and is late once is still the only one there is: calls go
+// on to it until `fall` probes have failed. One that refuses connections is out at once.
+func TestLateIsNotGone(t *testing.T) {
+	var hang atomic.Bool
+	h := http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+		if hang.Load() {
+			time.Sleep(200 * time.Millisecond)
+		}
+		answer(rw, req)
+	})
+	proved := httptest.NewServer(h)
+	defer proved.Close()
+	set, _ := (&Config{Timeout: "50ms", Fall: "1000"}).parse()
+	s, _ := acquire(set, proved.URL+"/mcp")
+	defer release(s)
+	await(t, "up", func() bool { return s.tier(true) == mcphealth.TierUp })
+	hang.Store(true)
+	s.checker.Probe()
+	await(t, "late", func() bool { return s.checker.Snapshot().Last.Verdict == mcphealth.Dead })
+	if got := s.tier(true); got != mcphealth.TierSuspect {
+		t.Errorf("late once: tier %d, want suspect: a last resort", got)
+	}
+	refused, _ := acquire(set, "http://127.0.0.1:1/mcp")
+	defer release(refused)
+	await(t, "refused", func() bool { return refused.checker.Snapshot().Probes > 0 })
+	for _, hold := range []bool{true, false} {
+		if got := refused.tier(hold); got != mcphealth.TierDown {
+			t.Errorf("refused once, hold %v: tier %d, want down", hold, got)
+		}
+	}
+}
