@@ -7,9 +7,9 @@ MODULE         := github.com/mcphealth/mcphealth
 
 # The race detector needs a C compiler; without one the tests run all the same.
 RACE := $(shell command -v $${CC:-gcc} >/dev/null 2>&1 && echo -race)
-SOURCES := $(shell find mcphealth caddymodule cmd -name '*.go' -not -name '*_test.go' 2>/dev/null) go.mod go.sum
+SOURCES := $(shell find mcphealth caddymodule cmd internal docs -name '*.go' -not -name '*_test.go' 2>/dev/null) docs/verdicts.md go.mod go.sum
 
-.PHONY: help run build test yaegi adapt suite e2e bench fuzz flake lint clean
+.PHONY: help run build test yaegi adapt suite e2e traefik bench fuzz flake lint clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -51,6 +51,10 @@ e2e: build ## real Caddy, real MCP servers, real clients (installs from Debian a
 	$(MAKE) suite
 	cd test/e2e && go vet ./... && go test -timeout 20m -count=1 ./...
 
+traefik: ## a real Traefik with the plugin, file and Docker providers (installs Debian's docker.io)
+	test/traefik/install
+	cd test/traefik && go vet ./... && go test -timeout 30m -count=1 ./...
+
 bench: build bin/mcp-server ## the request path, ours and plain Caddy in one run
 	cd bench && go run . $(BENCHFLAGS)
 
@@ -68,4 +72,4 @@ lint: ## gofmt and vet, everywhere
 	go vet ./...
 
 clean: ## what was built
-	rm -rf bin test/e2e/.cache
+	rm -rf bin test/e2e/.cache test/traefik/.cache

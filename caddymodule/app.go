@@ -276,6 +276,7 @@ func (h eventHandler) Handle(ctx context.Context, e caddy.Event) error { return 
 //	    slow_after  <duration>
 //	    health_path <path>
 //	    fresh       on|off
+//	    require_auth on|off
 //	    watch       on|off
 //	    passive     on|off
 //	}

@@ -32,8 +32,9 @@ type Check struct {
 	Host string `json:"host,omitempty"`
 
 	// Header fields sent with every probe, such as Authorization. Global
-	// placeholders such as `{env.*}` and `{file.*}` are replaced. The values
-	// never show in logs, events or the admin API. Default: none
+	// placeholders such as `{env.*}` and `{file.*}` are replaced, again after each
+	// probe: a token that is renewed in its file is taken up without a reload. The
+	// values never show in logs, events or the admin API. Default: none
 	Header http.Header `json:"header,omitempty"`
 
 	// How often an upstream whose state is settled is asked. Default: `10s`
@@ -87,6 +88,10 @@ type Check struct {
 	// Whether to ask, besides, a question that no cache can answer. Default: false
 	Fresh *bool `json:"fresh,omitempty"`
 
+	// Whether the endpoint must refuse questions without credentials; one that
+	// answers them is second choice. Default: false
+	RequireAuth *bool `json:"require_auth,omitempty"`
+
 	// Whether to keep the connection of the last good probe open, so that the end
 	// of the server is noticed at once. Default: true
 	Watch *bool `json:"watch,omitempty"`
@@ -128,6 +133,7 @@ func (c Check) inherit(from Check) Check {
 	c.SlowAfter = or(c.SlowAfter, from.SlowAfter)
 	c.HealthPath = or(c.HealthPath, from.HealthPath)
 	c.Fresh = or(c.Fresh, from.Fresh)
+	c.RequireAuth = or(c.RequireAuth, from.RequireAuth)
 	c.Watch = or(c.Watch, from.Watch)
 	c.Passive = or(c.Passive, from.Passive)
 	return c
@@ -141,19 +147,25 @@ func or[T comparable](a, b T) T {
 	return a
 }
 
-// resolved is c with its placeholders replaced and its path filled in.
+// resolved is c with its placeholders replaced, those of headers aside, and its
+// path filled in.
 func (c Check) resolved() Check {
 	repl := caddy.NewReplacer()
 	c.Path = or(repl.ReplaceKnown(c.Path, ""), defaultPath)
 	c.Host = repl.ReplaceKnown(c.Host, "")
-	header := make(http.Header, len(c.Header))
-	for name, values := range c.Header {
+	return c
+}
+
+// headerNow is h with its placeholders replaced by what they are now.
+func headerNow(h http.Header) http.Header {
+	repl := caddy.NewReplacer()
+	now := make(http.Header, len(h))
+	for name, values := range h {
 		for _, v := range values {
-			header.Add(name, repl.ReplaceKnown(v, ""))
+			now.Add(name, repl.ReplaceKnown(v, ""))
 		}
 	}
-	c.Header = header
-	return c
+	return now
 }
 
 // target is what the core is told to ask at url.
@@ -168,6 +180,7 @@ func (c Check) target(url string) mcphealth.Target {
 		SlowAfter:   time.Duration(c.SlowAfter),
 		HealthPath:  c.HealthPath,
 		Fresh:       c.Fresh != nil && *c.Fresh,
+		RequireAuth: c.RequireAuth != nil && *c.RequireAuth,
 		Timeout:     time.Duration(c.Timeout),
 	}
 	if c.Era != "auto" {
@@ -223,25 +236,26 @@ func (c Check) validate() error {
 
 // options are the names that unmarshalOption knows, with their arguments.
 var options = map[string]string{
-	"path":        "<path>",
-	"host":        "<host>",
-	"header":      "<name> <value>",
-	"interval":    "<duration>",
-	"timeout":     "<duration>",
-	"fall":        "<count>",
-	"rise":        "<count>",
-	"fast":        "<duration>",
-	"initial":     "optimistic|wait",
-	"era":         "auto|modern|legacy|sse",
-	"alive_if":    "mcp|any_response",
-	"deep":        "on|off",
-	"expect_tool": "<name>",
-	"call":        "<tool> [<json>]",
-	"slow_after":  "<duration>",
-	"health_path": "<path>",
-	"fresh":       "on|off",
-	"watch":       "on|off",
-	"passive":     "on|off",
+	"path":         "<path>",
+	"host":         "<host>",
+	"header":       "<name> <value>",
+	"interval":     "<duration>",
+	"timeout":      "<duration>",
+	"fall":         "<count>",
+	"rise":         "<count>",
+	"fast":         "<duration>",
+	"initial":      "optimistic|wait",
+	"era":          "auto|modern|legacy|sse",
+	"alive_if":     "mcp|any_response",
+	"deep":         "on|off",
+	"expect_tool":  "<name>",
+	"call":         "<tool> [<json>]",
+	"slow_after":   "<duration>",
+	"health_path":  "<path>",
+	"fresh":        "on|off",
+	"require_auth": "on|off",
+	"watch":        "on|off",
+	"passive":      "on|off",
 }
 
 // repeatable are the options that may be given more than once.
@@ -318,6 +332,8 @@ func (c *Check) unmarshalOption(d *caddyfile.Dispenser, name string, seen map[st
 		c.HealthPath = arg
 	case "fresh":
 		c.Fresh, err = parseSwitch(arg)
+	case "require_auth":
+		c.RequireAuth, err = parseSwitch(arg)
 	case "watch":
 		c.Watch, err = parseSwitch(arg)
 	case "passive":

@@ -303,6 +303,7 @@ func (g *group) memberOf(dial string) *member {
 //	    slow_after  <duration>
 //	    health_path <path>
 //	    fresh       on|off
+//	    require_auth on|off
 //	    watch       on|off
 //	    passive     on|off
 //	}

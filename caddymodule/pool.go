@@ -5,6 +5,9 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"net/http"
+	"slices"
 	"sort"
 	"sync"
 	"time"
@@ -45,7 +48,8 @@ type pool struct {
 	keep    time.Duration
 }
 
-// question is everything that changes a verdict: the key of a checker.
+// question is everything that changes a verdict: the key of a checker. Headers are
+// as they were written: a renewed token is no other question.
 type question struct {
 	Network, Address string // where to dial
 	Target           mcphealth.Target
@@ -84,6 +88,9 @@ type entry struct {
 	host     string
 	checker  *mcphealth.Checker
 
+	header http.Header // as it was written
+	sent   http.Header // as probes carry it; used by the checker's goroutine only
+
 	// guarded by pool.mu
 	refs  int
 	owner *App // whose line the checker probes through
@@ -110,7 +117,9 @@ func (p *pool) acquire(q question, upstream string, owner *App, line func() *mcp
 		e.checker.Start() // it rests if nobody referred to it
 		return e, nil
 	}
-	prober, err := mcphealth.NewProber(q.Target, line())
+	target := q.Target
+	target.Header = headerNow(q.Target.Header)
+	prober, err := mcphealth.NewProber(target, line())
 	if err != nil {
 		return nil, err
 	}
@@ -119,11 +128,32 @@ func (p *pool) acquire(q question, upstream string, owner *App, line func() *mcp
 	if err != nil {
 		return nil, err
 	}
-	e := &entry{id: id, upstream: upstream, path: pathOf(q.Target.URL), host: q.Target.Host, checker: checker, refs: 1, owner: owner}
+	e := &entry{
+		id: id, upstream: upstream, path: pathOf(q.Target.URL), host: q.Target.Host,
+		header: q.Target.Header, sent: target.Header,
+		checker: checker, refs: 1, owner: owner,
+	}
 	checker.OnChange(func(c mcphealth.Change) { announce(e, c) })
+	if len(e.header) > 0 {
+		checker.OnResult(e.renew)
+	}
 	checker.Start()
 	p.entries[id] = e
 	return e, nil
+}
+
+// renew has later probes carry what the header's placeholders are now. One that
+// was refused for an old token asks again at once.
+func (e *entry) renew(r mcphealth.Result) {
+	now := headerNow(e.header)
+	if maps.EqualFunc(now, e.sent, slices.Equal) {
+		return
+	}
+	e.sent = now
+	e.checker.SetHeader(now)
+	if r.Reason == mcphealth.CredentialsRejected {
+		e.checker.Probe()
+	}
 }
 
 // release gives one reference back. After the last one the checker rests: it asks

@@ -6,8 +6,11 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -209,4 +212,40 @@ func TestRemovedUpstreamIsLeftAlone(t *testing.T) {
 	e.load("", site(a.addr+" "+b.addr))
 	waitState(t, b.addr, mcphealth.Up)
 	require.Greater(t, b.probes.Load(), probes)
+}
+
+// A token that is renewed in its file is taken up without a reload, and the same
+// checker goes on.
+func TestRenewedTokenIsTakenUp(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(file, []byte("old"), 0o600))
+	a := newServer(t, "a")
+	var token atomic.Value
+	token.Store("old")
+	a.onProbe(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer "+token.Load().(string) {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		a.answer(w, r)
+	})
+	site := `reverse_proxy ` + a.addr + ` {
+		lb_policy mcp_health {
+			interval 100ms
+			header Authorization "Bearer {file.` + file + `}"
+		}
+	}`
+	e := newEdge(t, "", site)
+	waitState(t, a.addr, mcphealth.Up)
+	checker := checkers.list()[0]
+
+	token.Store("new")
+	s := waitState(t, a.addr, mcphealth.UpDegraded)
+	require.Equal(t, mcphealth.CredentialsRejected, s.Reason)
+	require.NoError(t, os.WriteFile(file, []byte("new"), 0o600))
+	waitState(t, a.addr, mcphealth.Up)
+
+	e.load("", site+"\nheader X-Y z")
+	require.Equal(t, []*entry{checker}, checkers.list())
 }

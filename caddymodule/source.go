@@ -179,6 +179,7 @@ func (s *Source) ResetCache(r *http.Request) error {
 //	    slow_after  <duration>
 //	    health_path <path>
 //	    fresh       on|off
+//	    require_auth on|off
 //	    watch       on|off
 //	    passive     on|off
 //	}
