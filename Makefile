@@ -22,8 +22,9 @@ build: bin/caddy bin/mcphealth ## bin/caddy (with the modules) and bin/mcphealth
 # The module is this folder, and a registry need not know it: "|off" has Go take
 # any answer to the question for it as "no", where a comma would end on some.
 bin/caddy: $(SOURCES)
-	GOWORK=off GOPROXY="$$(go env GOPROXY | cut -d, -f1)|off" go run github.com/caddyserver/xcaddy/cmd/xcaddy@$(XCADDY_VERSION) build $(CADDY_VERSION) \
-		--with $(MODULE)/caddymodule --replace $(MODULE)=$(CURDIR) --output bin/caddy
+	@mkdir -p bin && echo "xcaddy build $(CADDY_VERSION) with this folder's caddymodule"
+	@GOWORK=off GOPROXY="$$(go env GOPROXY | cut -d, -f1)|off" go run github.com/caddyserver/xcaddy/cmd/xcaddy@$(XCADDY_VERSION) build $(CADDY_VERSION) \
+		--with $(MODULE)/caddymodule --replace $(MODULE)=$(CURDIR) --output bin/caddy >bin/xcaddy.log 2>&1 || { cat bin/xcaddy.log; exit 1; }
 
 bin/mcphealth: $(SOURCES)
 	CGO_ENABLED=0 go build -trimpath -o bin/mcphealth ./cmd/mcphealth

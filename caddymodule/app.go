@@ -277,6 +277,7 @@ func (h eventHandler) Handle(ctx context.Context, e caddy.Event) error { return 
 //	    health_path <path>
 //	    fresh       on|off
 //	    require_auth on|off
+//	    error_rate  <percent>
 //	    watch       on|off
 //	    passive     on|off
 //	}

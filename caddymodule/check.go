@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -88,6 +89,11 @@ type Check struct {
 	// Whether to ask, besides, a question that no cache can answer. Default: false
 	Fresh *bool `json:"fresh,omitempty"`
 
+	// An upstream of whose JSON-RPC answers more than this share (0.5 is half), and
+	// at least 10 within an interval, report an internal error or a failed tool call
+	// is second choice for a while. Needs the mcp_guard handler. Default: never
+	ErrorRate float64 `json:"error_rate,omitempty"`
+
 	// Whether the endpoint must refuse questions without credentials; one that
 	// answers them is second choice. Default: false
 	RequireAuth *bool `json:"require_auth,omitempty"`
@@ -134,6 +140,7 @@ func (c Check) inherit(from Check) Check {
 	c.HealthPath = or(c.HealthPath, from.HealthPath)
 	c.Fresh = or(c.Fresh, from.Fresh)
 	c.RequireAuth = or(c.RequireAuth, from.RequireAuth)
+	c.ErrorRate = or(c.ErrorRate, from.ErrorRate)
 	c.Watch = or(c.Watch, from.Watch)
 	c.Passive = or(c.Passive, from.Passive)
 	return c
@@ -202,6 +209,7 @@ func (c Check) schedule() mcphealth.Schedule {
 		Wait:      c.Initial == "wait",
 		NoWatch:   c.Watch != nil && !*c.Watch,
 		NoTraffic: c.Passive != nil && !*c.Passive,
+		ErrorRate: c.ErrorRate,
 	}
 	return s.WithDefaults()
 }
@@ -254,6 +262,7 @@ var options = map[string]string{
 	"health_path":  "<path>",
 	"fresh":        "on|off",
 	"require_auth": "on|off",
+	"error_rate":   "<percent>",
 	"watch":        "on|off",
 	"passive":      "on|off",
 }
@@ -334,6 +343,8 @@ func (c *Check) unmarshalOption(d *caddyfile.Dispenser, name string, seen map[st
 		c.Fresh, err = parseSwitch(arg)
 	case "require_auth":
 		c.RequireAuth, err = parseSwitch(arg)
+	case "error_rate":
+		c.ErrorRate, err = parseShare(arg)
 	case "watch":
 		c.Watch, err = parseSwitch(arg)
 	case "passive":
@@ -365,6 +376,14 @@ func parseCount(s string) (int, error) {
 		return 0, fmt.Errorf("'%s': want a number, 1 or more", s)
 	}
 	return n, nil
+}
+
+func parseShare(s string) (float64, error) {
+	n, err := strconv.ParseFloat(strings.TrimSuffix(s, "%"), 64)
+	if err != nil || !strings.HasSuffix(s, "%") || n <= 0 || n >= 100 {
+		return 0, fmt.Errorf("'%s': want a percentage such as 50%%", s)
+	}
+	return n / 100, nil
 }
 
 func parseSwitch(s string) (*bool, error) {

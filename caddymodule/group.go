@@ -105,12 +105,16 @@ func (m *member) probe() {
 	}
 }
 
-func (m *member) answered(host string) {
+func (m *member) answered(host string, failure bool) {
 	if m.entry == nil {
 		return
 	}
 	if !m.learn {
 		host = ""
+	}
+	if failure {
+		m.entry.checker.Erred(host)
+		return
 	}
 	m.entry.checker.Answered(host)
 }

@@ -591,3 +591,30 @@ func (r *room) len() int {
 	defer r.mu.Unlock()
 	return len(r.queue)
 }
+
+// An upstream that fails its calls inside HTTP 200 is second choice while the
+// other one serves, and is never down.
+func TestErrorRate(t *testing.T) {
+	a, b := newServer(t, "a"), newServer(t, "b")
+	b.on(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, `{"jsonrpc":"2.0","id":1,"result":{"content":[],"isError":true}}`)
+	})
+	e := newEdge(t, "", `mcp_proxy `+a.addr+` `+b.addr+` {
+		lb_policy round_robin
+		check_interval 1m
+		check_error_rate 50%
+	}`)
+	waitState(t, a.addr, mcphealth.Up)
+	waitState(t, b.addr, mcphealth.Up)
+	for range 40 {
+		e.call("1")
+	}
+	s := waitState(t, b.addr, mcphealth.UpDegraded)
+	require.Equal(t, mcphealth.ErrorRate, s.Reason)
+	for range 10 {
+		require.Equal(t, "a", e.call("1").servedBy())
+	}
+	a.kill()
+	eventually(t, func() bool { return strings.Contains(e.call("1").body, "isError") }, "the second choice is not taken")
+}

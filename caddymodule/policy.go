@@ -304,6 +304,7 @@ func (g *group) memberOf(dial string) *member {
 //	    health_path <path>
 //	    fresh       on|off
 //	    require_auth on|off
+//	    error_rate  <percent>
 //	    watch       on|off
 //	    passive     on|off
 //	}

@@ -67,12 +67,14 @@ func (q question) id() string {
 			Interval, Fast           time.Duration
 			Fall, Rise               int
 			Wait, NoWatch, NoTraffic bool
+			ErrorRate                float64
 		}
 	}{q.Network, q.Address, q.Transport, q.Target, struct {
 		Interval, Fast           time.Duration
 		Fall, Rise               int
 		Wait, NoWatch, NoTraffic bool
-	}{q.Schedule.Interval, q.Schedule.Fast, q.Schedule.Fall, q.Schedule.Rise, q.Schedule.Wait, q.Schedule.NoWatch, q.Schedule.NoTraffic}})
+		ErrorRate                float64
+	}{q.Schedule.Interval, q.Schedule.Fast, q.Schedule.Fall, q.Schedule.Rise, q.Schedule.Wait, q.Schedule.NoWatch, q.Schedule.NoTraffic, q.Schedule.ErrorRate}})
 	if err != nil {
 		text = fmt.Appendf(nil, "%+v", q) // cannot happen: all fields are plain
 	}

@@ -180,6 +180,7 @@ func (s *Source) ResetCache(r *http.Request) error {
 //	    health_path <path>
 //	    fresh       on|off
 //	    require_auth on|off
+//	    error_rate  <percent>
 //	    watch       on|off
 //	    passive     on|off
 //	}

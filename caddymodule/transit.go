@@ -169,10 +169,11 @@ func (t *transit) Write(p []byte) (int, error) {
 
 func (t *transit) look(p []byte) {
 	t.looks--
-	if mcphealth.IsRPCAnswer(t.status, t.media, p[:min(len(p), maxLook)]) {
+	first := p[:min(len(p), maxLook)]
+	if mcphealth.IsRPCAnswer(t.status, t.media, first) {
 		t.looks = 0
 		t.picked.done = true
-		t.picked.member.answered(t.req.Host)
+		t.picked.member.answered(t.req.Host, mcphealth.IsRPCFailure(t.status, t.media, first))
 	} else if t.looks == 0 {
 		t.settle()
 	}

@@ -43,6 +43,7 @@ type Checker struct {
 	lastSign atomic.Int64
 	lastRPC  atomic.Int64
 	watching atomic.Bool
+	rate     errorRate
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -323,12 +324,18 @@ func (c *Checker) conclude(r Result, start time.Time, why alarm) {
 func (c *Checker) count(r Result, vote Verdict) (Change, bool) {
 	s := c.Snapshot()
 	before := s.State
-	moved := c.threshold.observe(vote)
-	s.State, s.Last, s.LastAt, s.Probes = c.threshold.state, r, r.At, s.Probes+1
+	c.threshold.observe(vote)
+	s.State, s.Last, s.LastAt = c.threshold.state, r, r.At
+	s.Probes++
 	reason := s.Reason
 	if vote.Vote() != 0 && !c.threshold.unconfirmed() || s.State == StateUnknown {
 		reason = r.Reason
 	}
+	if s.State == Up && c.rate.counts(time.Now()) {
+		s.State = UpDegraded
+		reason = ErrorRate
+	}
+	moved := s.State != before
 	change := Change{URL: r.URL, From: before, To: s.State, Verdict: r.Verdict, Reason: reason, Detail: r.Detail, At: time.Now()}
 	changed := moved || reason != s.Reason
 	if moved {
@@ -343,17 +350,17 @@ func (c *Checker) count(r Result, vote Verdict) (Change, bool) {
 	}
 	s.Reason = reason
 	c.snap.Store(s)
-	c.tier.Store(int32(c.tierOf()))
+	c.tier.Store(int32(c.tierOf(s.State)))
 	return change, changed
 }
 
-func (c *Checker) tierOf() Tier {
+func (c *Checker) tierOf(s State) Tier {
 	switch {
-	case c.threshold.state == Down || c.threshold.state == StateUnknown && c.sched.Wait:
+	case s == Down || s == StateUnknown && c.sched.Wait:
 		return TierDown
 	case c.threshold.downs > 0:
 		return TierSuspect
-	case c.threshold.state == UpDegraded:
+	case s == UpDegraded:
 		return TierDegraded
 	}
 	return TierUp

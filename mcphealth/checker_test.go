@@ -588,3 +588,70 @@ func TestWatchOffClosesTheConnection(t *testing.T) {
 		}
 	})
 }
+
+// A server that fails inside HTTP 200 is second choice, never down, and is tried
+// again after a while.
+func TestErrorRate(t *testing.T) {
+	tests := []struct {
+		name      string
+		rate      float64
+		good, bad int // answers within two seconds, bad ones last
+		want      State
+	}{
+		{"every call fails", 0.5, 0, 20, UpDegraded},
+		{"more than the share", 0.5, 10, 20, UpDegraded},
+		{"less than the share", 0.5, 100, 20, Up},
+		{"too few to mean anything", 0.5, 0, minErrors - 1, Up},
+		{"off by default", 0, 0, 100, Up},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := &bubble{mode: "modern"}
+				c := b.checker(t, Schedule{ErrorRate: tt.rate})
+				time.Sleep(20 * time.Second)
+				c.Sent()
+				c.Erred("") // begins the window
+				for range tt.good {
+					c.Sent()
+					c.Answered("")
+				}
+				for range tt.bad - 1 {
+					c.Sent()
+					c.Erred("")
+				}
+				reason := OK
+				if tt.want == UpDegraded {
+					reason = ErrorRate
+				}
+				wantState(t, c, tt.want, reason)
+				time.Sleep(time.Minute)
+				wantState(t, c, Up, OK)
+			})
+		})
+	}
+}
+
+func TestIsRPCFailure(t *testing.T) {
+	tests := []struct {
+		name, first string
+		want        bool
+	}{
+		{"a failed tool call", `{"jsonrpc":"2.0","id":1,"result":{"content":[],"isError":true}}`, true},
+		{"with spaces, as an event", "data: {\"jsonrpc\": \"2.0\", \"result\": {\"isError\": true}}", true},
+		{"an internal error", `{"jsonrpc":"2.0","id":1,"error":{"code":-32603,"message":"x"}}`, true},
+		{"a wrong call is the client's", `{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":"x"}}`, false},
+		{"a result", `{"jsonrpc":"2.0","id":1,"result":{"isError":false}}`, false},
+		{"text that quotes it", `{"jsonrpc":"2.0","id":1,"result":{"content":[{"text":"{\\"isError\\":true}"}]}}`, false},
+		{"no JSON-RPC", `{"isError":true}`, false},
+	}
+	for _, tt := range tests {
+		media := "application/json"
+		if strings.HasPrefix(tt.first, "data:") {
+			media = "text/event-stream"
+		}
+		if got := IsRPCFailure(200, media, []byte(tt.first)); got != tt.want {
+			t.Errorf("%s: IsRPCFailure(%s) = %v, want %v", tt.name, tt.first, got, tt.want)
+		}
+	}
+}

@@ -169,6 +169,10 @@ type Schedule struct {
 	NoWatch bool
 	// NoTraffic asks every interval, also while traffic proves life.
 	NoTraffic bool
+	// ErrorRate degrades an upstream of whose JSON-RPC answers in traffic more than
+	// this share (0.5 = half), and at least 10 within an interval, report an internal
+	// error or a failed tool call (Erred). Default 0: never.
+	ErrorRate float64
 	// Limit, if set, is a semaphore shared by checkers: how many probe at once.
 	Limit chan struct{}
 }
@@ -207,6 +211,8 @@ func (s Schedule) Validate() error {
 		return fmt.Errorf("%w: fall %d: want 1 or more", ErrSchedule, s.Fall)
 	case s.Rise < 0:
 		return fmt.Errorf("%w: rise %d: want 1 or more", ErrSchedule, s.Rise)
+	case s.ErrorRate < 0 || s.ErrorRate >= 1:
+		return fmt.Errorf("%w: error rate %v: want a share of at least 0 and less than 1", ErrSchedule, s.ErrorRate)
 	}
 	return nil
 }
