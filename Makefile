@@ -9,7 +9,7 @@ MODULE         := github.com/mcphealth/mcphealth
 RACE := $(shell command -v $${CC:-gcc} >/dev/null 2>&1 && echo -race)
 SOURCES := $(shell find mcphealth caddymodule cmd internal docs -name '*.go' -not -name '*_test.go' 2>/dev/null) docs/verdicts.md go.mod go.sum
 
-.PHONY: help run build test yaegi adapt suite e2e traefik bench fuzz flake lint clean
+.PHONY: help run build test yaegi adapt suite e2e traefik accuracy bench fuzz flake lint clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -55,6 +55,11 @@ e2e: build ## real Caddy, real MCP servers, real clients (installs from Debian a
 traefik: ## a real Traefik with the plugin, file and Docker providers (installs Debian's docker.io)
 	test/traefik/install
 	cd test/traefik && go vet ./... && go test -timeout 30m -count=1 ./...
+
+accuracy: build ## the bug cases judged by Caddy, Traefik, HAProxy and us (installs Debian's haproxy)
+	bench/accuracy/install
+	test -x test/e2e/.cache/bin/traefik || go build -C test/traefik/binary -o $(CURDIR)/test/e2e/.cache/bin/traefik github.com/traefik/traefik/v3/cmd/traefik
+	cd bench && go run ./accuracy -v
 
 bench: build bin/mcp-server ## the request path, ours and plain Caddy in one run
 	cd bench && go run . $(BENCHFLAGS)

@@ -80,10 +80,12 @@ func (a Answer) Send(w http.ResponseWriter) {
 }
 
 // IsRPCAnswer reports whether an answer with this status and content type, whose
-// body begins with first, is a JSON-RPC answer, as JSON or as an event. It looks
-// for the protocol's marker and parses nothing: traffic passes here.
+// body begins with first, is a JSON-RPC answer that proves life, as JSON or as an
+// event. Other statuses than 200 prove nothing: an endpoint that says "not found"
+// to everybody does so in JSON-RPC, too. It looks for the protocol's marker and
+// parses nothing: traffic passes here.
 func IsRPCAnswer(status int, contentType string, first []byte) bool {
-	if status != http.StatusOK && status != http.StatusBadRequest && status != http.StatusNotFound {
+	if status != http.StatusOK {
 		return false
 	}
 	media, _, _ := strings.Cut(contentType, ";")

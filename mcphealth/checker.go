@@ -37,8 +37,8 @@ type Checker struct {
 	snap atomic.Value // Snapshot
 
 	// Traffic: requests without an answer yet, when one last came (any, and a
-	// JSON-RPC one), as nanoseconds since the Unix epoch, and whether the
-	// suspicion timer runs.
+	// JSON-RPC one) by clock, and whether the suspicion timer runs.
+	born     time.Time
 	waiting  atomic.Int64
 	lastSign atomic.Int64
 	lastRPC  atomic.Int64
@@ -56,7 +56,6 @@ type Checker struct {
 	idle      *sync.Cond          // running became false
 	alarm     alarm               // why the next probe was brought forward
 	again     bool                // asked for while one was running
-	quiet     time.Time           // the server asked not to be probed before
 	doubt     map[alarm]time.Time // an alarm of this kind was false: none brings a probe before
 	skipped   int                 // intervals in a row that traffic stood in for
 	fresh     int                 // probes since the upstream went down, or none found out
@@ -85,6 +84,7 @@ func NewChecker(p *Prober, s Schedule) (*Checker, error) {
 	s = s.WithDefaults()
 	c := &Checker{p: p, sched: s, doubt: map[alarm]time.Time{}, onChange: map[int]func(Change){}, onResult: map[int]func(Result){}}
 	c.idle = sync.NewCond(&c.mu)
+	c.born = time.Now()
 	c.threshold = threshold{rise: s.Rise, fall: s.Fall, state: StateUnknown}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	if s.Wait {
@@ -241,10 +241,7 @@ func (c *Checker) hurry(wait time.Duration) bool {
 
 // patience is how long an alarm has to wait for its probe.
 func (c *Checker) patience(why alarm) time.Duration {
-	if why == asked {
-		return 0
-	}
-	return atLeast(time.Until(c.quiet), atLeast(time.Until(c.doubt[why]), 0))
+	return atLeast(time.Until(c.doubt[why]), 0)
 }
 
 // run is one turn of the schedule. It is the timer's function: no two run at once.
@@ -290,7 +287,7 @@ func (c *Checker) ask() (r Result) {
 func (c *Checker) conclude(r Result, start time.Time, why alarm) {
 	c.mu.Lock()
 	vote := r.Verdict
-	if vote == Dead && r.Reason != HealthDown && c.lastRPC.Load() > start.UnixNano() {
+	if vote == Dead && noAnswer(r.Reason) && c.lastRPC.Load() > int64(start.Sub(c.born)) {
 		vote = Unknown // clients got answers meanwhile: this vote is from before
 	}
 	change, changed := c.count(r, vote)
@@ -320,6 +317,13 @@ func (c *Checker) conclude(r Result, start time.Time, why alarm) {
 	c.mu.Unlock()
 }
 
+// noAnswer tells a probe that got none from one that got a definite answer, which
+// traffic does not outrank: an endpoint may be gone for new clients while others
+// are still served.
+func noAnswer(r Reason) bool {
+	return r == Timeout || r == Stalled || r == Reset || r == ConnectTimeout
+}
+
 // count moves the state by the vote and stores the snapshot.
 func (c *Checker) count(r Result, vote Verdict) (Change, bool) {
 	s := c.Snapshot()
@@ -331,7 +335,7 @@ func (c *Checker) count(r Result, vote Verdict) (Change, bool) {
 	if vote.Vote() != 0 && !c.threshold.unconfirmed() || s.State == StateUnknown {
 		reason = r.Reason
 	}
-	if s.State == Up && c.rate.counts(time.Now()) {
+	if s.State == Up && c.rate.counts(c.clock()) {
 		s.State = UpDegraded
 		reason = ErrorRate
 	}
@@ -386,7 +390,7 @@ func (c *Checker) after(r Result, start time.Time, why alarm) {
 	}
 	if d := atMostD(r.RetryAfter, maxRetryAfter); r.Verdict == Degraded && d > pause {
 		pause = d
-		c.quiet = time.Now().Add(d)
+		c.doubtAll() // it is asked before only if live requests fail, and then seldom
 	}
 	c.plan(start, pause)
 }
@@ -398,6 +402,12 @@ func (c *Checker) falseAlarm(why alarm) {
 	case failure:
 		c.doubt[why] = time.Now().Add(c.sched.Fast)
 	case silence, ending:
+		c.doubt[why] = time.Now().Add(c.sched.Interval)
+	}
+}
+
+func (c *Checker) doubtAll() {
+	for _, why := range []alarm{failure, silence, ending} {
 		c.doubt[why] = time.Now().Add(c.sched.Interval)
 	}
 }

@@ -21,7 +21,8 @@ import (
 // which it does not with real sockets.
 type bubble struct {
 	mu       sync.Mutex
-	mode     string // "modern", "sessions", "refused", "hang", "busy"
+	mode     string   // "modern", "sessions", "gone", "refused", "hang", "busy"
+	hosts    []string // that probes carried
 	asked    []time.Time
 	conns    []net.Conn
 	retry    string
@@ -75,10 +76,23 @@ func (b *bubble) serve(c net.Conn, mode string) {
 		body, _ := io.ReadAll(req.Body)
 		var m message
 		_ = json.Unmarshal(body, &m)
+		b.mu.Lock()
+		b.hosts = append(b.hosts, req.Host)
+		b.mu.Unlock()
 		status, head, answer := 200, "", `{"jsonrpc":"2.0","id":`+string(m.ID)+`,"result":{"supportedVersions":["2026-07-28"],"capabilities":{}}}`
 		switch mode {
-		case "sessions":
+		case "sessions", "stuck":
+			if mode == "stuck" && req.Method == http.MethodDelete {
+				_, _ = io.Copy(io.Discard, r)
+				return
+			}
 			status, head, answer = b.session(req, m)
+		case "gone":
+			status, answer = 404, `{"jsonrpc":"2.0","id":`+string(m.ID)+`,"error":{"code":-32002,"message":"not found"}}`
+		case "picky":
+			if req.Host != "good.example" {
+				status, answer = 421, "Invalid Host header"
+			}
 		case "hang":
 			_, _ = io.Copy(io.Discard, r)
 			return
@@ -269,8 +283,6 @@ func TestRetryAfterIsHonoured(t *testing.T) {
 		c := b.checker(t, Schedule{})
 		time.Sleep(29 * time.Second)
 		wantState(t, c, UpDegraded, RateLimited)
-		c.Failed(Reset) // not even an alarm brings a probe before
-		synctest.Wait()
 		if n := b.probes(); n != 1 {
 			t.Errorf("asked %d times within the 30 s of Retry-After, want once", n)
 		}
@@ -295,9 +307,6 @@ func TestTrafficStandsInForProbes(t *testing.T) {
 		synctest.Wait()
 		if n := b.probes(); n < 8 || n > 14 {
 			t.Errorf("%d probes in 10 minutes of traffic, want about one in six intervals", n)
-		}
-		if h := c.p.host(); h != "mcp.example.com" {
-			t.Errorf("host %q, want the one learned from traffic", h)
 		}
 	})
 }
@@ -654,4 +663,92 @@ func TestIsRPCFailure(t *testing.T) {
 			t.Errorf("%s: IsRPCFailure(%s) = %v, want %v", tt.name, tt.first, got, tt.want)
 		}
 	}
+}
+
+// Review of issue 2, B1: an endpoint that says "not found" to everybody, in
+// JSON-RPC, is dead under load as well: traffic outranks a probe that got no
+// answer, and none that got a definite one.
+func TestTrafficDoesNotOutrankADefiniteAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.checker(t, Schedule{NoTraffic: true})
+		time.Sleep(time.Minute)
+		b.set("gone")
+		for range 300 {
+			time.Sleep(100 * time.Millisecond)
+			c.Sent()
+			c.Answered("")
+		}
+		wantState(t, c, Down, RouteAbsent)
+	})
+}
+
+// Review of issue 2, B2: what a client writes into its Host must not change what a
+// working probe asks, and the refusal of a learned Host does not count.
+func TestLearnedHostIsOnlyAGuess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.checker(t, Schedule{NoTraffic: true})
+		time.Sleep(time.Second)
+		c.Sent()
+		c.Answered("evil.example")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		b.mu.Lock()
+		for _, h := range b.hosts {
+			if h != "upstream.test" {
+				t.Errorf("a probe carried the Host %q of a client although its own worked", h)
+			}
+		}
+		b.mu.Unlock()
+		b.set("picky")
+		time.Sleep(time.Minute)
+		wantState(t, c, Up, OK)
+		if s := c.Snapshot(); s.Last.Reason != HostGuessed {
+			t.Errorf("last reason %s, want host_guessed", s.Last.Reason)
+		}
+		c.Sent()
+		c.Answered("good.example") // learned now, for the guess did not work
+		time.Sleep(time.Minute)
+		wantState(t, c, Up, OK)
+		if s := c.Snapshot(); s.Last.Reason != OK {
+			t.Errorf("last reason %s, want ok with the learned Host", s.Last.Reason)
+		}
+	})
+}
+
+// Review of issue 2, B7: a server that asked not to be probed for minutes, and then
+// hangs, is found out by its clients' calls.
+func TestRetryAfterDoesNotHideAHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "busy", retry: "300"}
+		c := b.checker(t, Schedule{})
+		time.Sleep(20 * time.Second)
+		wantState(t, c, UpDegraded, RateLimited)
+		b.set("hang")
+		c.Sent()
+		time.Sleep(12 * time.Second)
+		wantState(t, c, Down, Timeout)
+	})
+}
+
+// A DELETE that is not answered holds nobody longer than the caller allows.
+func TestCloseKeepsToItsDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "stuck"}
+		p, err := NewProber(Target{URL: "http://upstream.test/mcp"}, NewLine(&http.Transport{DialContext: b.dial}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r := p.Probe(t.Context()); r.Verdict != Ready || !r.SessionOpened {
+			t.Fatalf("%+v, want a session", r)
+		}
+		start := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		p.Close(ctx)
+		if d := time.Since(start); d != 500*time.Millisecond {
+			t.Errorf("Close took %v, want the 500 ms it was given", d)
+		}
+	})
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -110,7 +111,55 @@ func (t Target) Validate() error {
 	if (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
 		return fmt.Errorf("%w: url %q: want http://host[:port]/path or https://…", ErrTarget, t.URL)
 	}
+	if err := t.validateWire(u); err != nil {
+		return err
+	}
 	return t.validateQuestions()
+}
+
+// validateWire refuses what could not be written into a request: found out only
+// when probing, it would look like a dead upstream.
+func (t Target) validateWire(u *url.URL) error {
+	if port := u.Port(); port != "" {
+		if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
+			return fmt.Errorf("%w: url: port %s: want 1 to 65535", ErrTarget, port)
+		}
+	}
+	if strings.ContainsAny(t.Host, " /\\@?#") || !printable(t.Host) {
+		return fmt.Errorf("%w: host %q: want a name or an address, with a port or without", ErrTarget, t.Host)
+	}
+	for name, values := range t.Header {
+		if !isToken(name) {
+			return fmt.Errorf("%w: header name %q: want letters, digits and dashes", ErrTarget, name)
+		}
+		for i := 0; i < len(values); i++ {
+			if !printable(strings.ReplaceAll(values[i], "\t", " ")) {
+				return fmt.Errorf("%w: value of header %s: want no line break and no control character", ErrTarget, name)
+			}
+		}
+	}
+	return nil
+}
+
+// isToken: RFC 9110 §5.6.2.
+func isToken(s string) bool {
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+		if !letter && !strings.ContainsRune("!#$%&'*+-.^_`|~", rune(c)) {
+			return false
+		}
+	}
+	return s != ""
+}
+
+func printable(s string) bool {
+	for i := 0; i < len(s); i++ {
+		if s[i] < 0x20 || s[i] == 0x7f {
+			return false
+		}
+	}
+	return true
 }
 
 // validateQuestions is what is wrong with what is asked, wherever it is asked.

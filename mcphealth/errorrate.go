@@ -4,7 +4,6 @@ package mcphealth
 
 import (
 	"bytes"
-	"net/http"
 	"sync/atomic"
 	"time"
 )
@@ -21,16 +20,16 @@ const (
 // errorRate counts what JSON-RPC answers inside traffic say: a server may fail
 // every call and answer each with HTTP 200. Atomics only.
 type errorRate struct {
-	since     atomic.Int64 // begin of the window, nanoseconds since the Unix epoch
+	since     atomic.Int64 // begin of the window, as Checker.clock says
 	good, bad atomic.Int64 // answers in it
 	until     atomic.Int64 // a burst counts until then
 }
 
 // add counts an answer that reports a failure, and reports whether more than the
 // given share of at least minErrors answers within the window do.
-func (e *errorRate) add(now time.Time, window time.Duration, share float64) bool {
-	if now.UnixNano()-e.since.Load() > int64(window) {
-		e.since.Store(now.UnixNano())
+func (e *errorRate) add(now int64, window time.Duration, share float64) bool {
+	if now-e.since.Load() > int64(window) {
+		e.since.Store(now)
 		e.good.Store(0)
 		e.bad.Store(0)
 	}
@@ -39,11 +38,11 @@ func (e *errorRate) add(now time.Time, window time.Duration, share float64) bool
 	if bad < minErrors || float64(bad) <= share*float64(all) {
 		return false
 	}
-	e.until.Store(now.Add(errorHold * window).UnixNano())
+	e.until.Store(now + errorHold*int64(window))
 	return true
 }
 
-func (e *errorRate) counts(now time.Time) bool { return now.UnixNano() < e.until.Load() }
+func (e *errorRate) counts(now int64) bool { return now < e.until.Load() }
 
 // Erred notes a JSON-RPC answer that reports an internal error or a failed tool
 // call, which comes in place of Answered: the server lives. With a Schedule that
@@ -51,7 +50,7 @@ func (e *errorRate) counts(now time.Time) bool { return now.UnixNano() < e.until
 func (c *Checker) Erred(host string) {
 	c.Answered(host)
 	c.rate.good.Add(-1)
-	if c.sched.ErrorRate > 0 && c.rate.add(time.Now(), c.sched.Interval, c.sched.ErrorRate) {
+	if c.sched.ErrorRate > 0 && c.rate.add(c.clock(), c.sched.Interval, c.sched.ErrorRate) {
 		c.bringForward(failure)
 	}
 }
@@ -67,7 +66,7 @@ var failureMarks = [][]byte{
 // report an internal error or a failed tool call. It parses nothing, and misses what
 // comes later: failures are short.
 func IsRPCFailure(status int, contentType string, first []byte) bool {
-	if status != http.StatusOK || !IsRPCAnswer(status, contentType, first) {
+	if !IsRPCAnswer(status, contentType, first) {
 		return false
 	}
 	for i := 0; i < len(failureMarks); i++ {

@@ -101,9 +101,11 @@ func (p *Prober) judgeForbidden(a answer) finding {
 }
 
 func (p *Prober) judgeHost() finding {
-	if p.hostKnown() {
+	if p.target.Host != "" {
 		return finding{verdict: Dead, reason: HostRejected, final: true}
 	}
+	p.learned.Store("") // one client's Host, perhaps no longer served: guess again
+	p.hostWorks.Store(false)
 	return finding{verdict: Unknown, reason: HostGuessed, final: true,
 		detail: "the server refuses the Host of this probe, which was only guessed; configure the one that clients use"}
 }

@@ -38,7 +38,8 @@ type Prober struct {
 	target Target
 	url    *url.URL
 	// learned is the Host of traffic that got a JSON-RPC answer (a string).
-	learned atomic.Value
+	learned   atomic.Value
+	hostWorks atomic.Bool // a probe with the present Host was answered
 	// nextLine is the way that the next probe goes (a *Line), nextHeader what it
 	// sends (an http.Header).
 	nextLine   atomic.Value
@@ -103,9 +104,10 @@ func (p *Prober) takeLine() {
 }
 
 // LearnHost notes the Host of a client's request that got a JSON-RPC answer. The
-// configured one outranks it.
+// configured one outranks it, and so does one by which a probe was answered: what
+// a client may write into a request must not change what a working probe asks.
 func (p *Prober) LearnHost(host string) {
-	if p.target.Host == "" && host != "" && p.learned.Load() != host {
+	if p.target.Host == "" && host != "" && !p.hostWorks.Load() && p.learned.Load() != host {
 		p.learned.Store(host)
 	}
 }
@@ -117,8 +119,6 @@ func (p *Prober) host() string {
 	s, _ := p.learned.Load().(string)
 	return s
 }
-
-func (p *Prober) hostKnown() bool { return p.host() != "" }
 
 // Probe asks the upstream and says what it found. It blocks until the upstream
 // answers, the target's timeout has passed, or ctx ends. It returns no error:
@@ -239,7 +239,10 @@ func (p *Prober) climb(ctx context.Context) finding {
 
 // settled notes that the upstream has spoken MCP.
 func (p *Prober) settled(f finding) finding {
-	p.proven = p.proven || f.mcp
+	if f.mcp {
+		p.proven = true
+		p.hostWorks.Store(true)
+	}
 	return f
 }
 

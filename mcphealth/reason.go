@@ -31,6 +31,7 @@ var errorWords = []struct {
 	{"malformed HTTP", NotMCP},
 	{"malformed MIME", NotMCP},
 	{"response headers exceeded", NotMCP},
+	{"net/http: invalid header field", ProbeRejected}, // ours: a credential that cannot be sent
 	{"invalid header", NotMCP},
 	{"transfer encoding", NotMCP},
 	{"Content-Length", NotMCP},

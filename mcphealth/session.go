@@ -181,12 +181,16 @@ func (p *Prober) askRouter(ctx context.Context) finding {
 // a reload or a shutdown back for long.
 const endTimeout = 2 * time.Second
 
+// minEnd is what it gets though the time of its context is over, or the context
+// was canceled: a session must not stay behind for that.
+const minEnd = 200 * time.Millisecond
+
 // hangUp ends the held session.
 func (p *Prober) hangUp(ctx context.Context) {
 	s := p.session
 	p.session.open, p.session.id = false, ""
 	if s.open {
-		p.end(context.WithoutCancel(ctx), s.id, s.version)
+		p.end(ctx, s.id, s.version)
 	}
 }
 
@@ -196,7 +200,11 @@ func (p *Prober) end(ctx context.Context, id, version string) {
 	if id == "" {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, endTimeout)
+	wait := endTimeout
+	if at, ok := ctx.Deadline(); ok {
+		wait = atLeast(atMostD(time.Until(at), endTimeout), minEnd)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), wait)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodDelete, p.url.String(), nil)
 	if err != nil {

@@ -12,7 +12,7 @@ func (c *Checker) Sent() {
 	if c.watching.Load() || !c.watching.CompareAndSwap(false, true) {
 		return
 	}
-	since := time.Now().UnixNano()
+	since := c.clock()
 	time.AfterFunc(c.sched.Fast, func() { c.listen(since) })
 }
 
@@ -22,12 +22,12 @@ func (c *Checker) listen(since int64) {
 	if c.waiting.Load() <= 0 || c.ctx.Err() != nil {
 		return
 	}
-	if c.lastSign.Load() < since && c.Snapshot().LastAt.UnixNano() < since {
+	if c.lastSign.Load() < since && int64(c.Snapshot().LastAt.Sub(c.born)) < since {
 		c.bringForward(silence)
 		return
 	}
 	if c.watching.CompareAndSwap(false, true) {
-		now := time.Now().UnixNano()
+		now := c.clock()
 		time.AfterFunc(c.sched.Fast, func() { c.listen(now) })
 	}
 }
@@ -35,7 +35,7 @@ func (c *Checker) listen(since int64) {
 // Answered notes that a real JSON-RPC answer came back to a request that carried
 // this Host: it proves life as well as a probe does.
 func (c *Checker) Answered(host string) {
-	now := time.Now().UnixNano()
+	now := c.clock()
 	c.lastSign.Store(now)
 	c.lastRPC.Store(now)
 	c.rate.good.Add(1)
@@ -46,7 +46,7 @@ func (c *Checker) Answered(host string) {
 // Settled notes that a request ended in some other way that says nothing of the
 // upstream: a page, a client that left.
 func (c *Checker) Settled() {
-	c.lastSign.Store(time.Now().UnixNano())
+	c.lastSign.Store(c.clock())
 	c.waiting.Add(-1)
 }
 
@@ -61,6 +61,10 @@ func (c *Checker) Failed(_ Reason) {
 	c.bringForward(failure)
 }
 
+// clock is the time since the checker was made, in nanoseconds: it does not jump
+// when somebody sets the machine's clock.
+func (c *Checker) clock() int64 { return int64(time.Since(c.born)) }
+
 // trafficProves reports whether the coming probe can be left out: a real answer
 // passed within the last interval, the upstream is up, nothing deeper is asked
 // of it, and it was probed not too long ago.
@@ -72,5 +76,6 @@ func (c *Checker) trafficProves() bool {
 	if len(t.ExpectTools) > 0 || t.CallTool != "" || t.HealthPath != "" || t.Fresh || t.RequireAuth || t.SlowAfter > 0 {
 		return false
 	}
-	return time.Since(time.Unix(0, c.lastRPC.Load())) < c.sched.Interval
+	last := c.lastRPC.Load()
+	return last > 0 && c.clock()-last < int64(c.sched.Interval)
 }

@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/mcphealth/mcphealth/internal/stdio"
 	"github.com/mcphealth/mcphealth/mcphealth"
@@ -77,8 +78,11 @@ func (o *options) ask(ctx context.Context, stderr io.Writer) (mcphealth.Result, 
 	if err != nil {
 		return mcphealth.Result{}, err
 	}
+	begun := time.Now()
 	r := p.Probe(ctx)
-	r.SessionClosed = p.Close(ctx)
+	closing, cancel := context.WithDeadline(context.WithoutCancel(ctx), begun.Add(o.target.Timeout))
+	defer cancel()
+	r.SessionClosed = p.Close(closing)
 	return r, nil
 }
 

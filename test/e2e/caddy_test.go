@@ -150,6 +150,26 @@ func TestKillBoth(t *testing.T) {
 			want503(t, f)
 		}
 	})
+	t.Run("under load", func(t *testing.T) {
+		p := startPair(t, "mcp_proxy /mcp* {A} {B} {\n\thold 0\n}")
+		load := Load{URL: p.caddy.URL(), Clients: 20, Rate: 20}.Start(t)
+		time.Sleep(time.Second)
+		p.a.Kill(t)
+		p.b.Kill(t)
+		gone := time.Now()
+		time.Sleep(2 * time.Second)
+		r := load.Stop()
+		t.Log(r)
+		for _, f := range r.Failures {
+			if f.Start.After(gone) {
+				want503(t, f)
+			}
+		}
+		if r.Count[Wrong] > 0 || r.Count[Status] == 0 {
+			t.Errorf("%v, want a 503 for each call after the kill", r)
+		}
+		p.wantOnce(t)
+	})
 	t.Run("held calls succeed", func(t *testing.T) {
 		p := startPair(t, "mcp_proxy /mcp* {A} {B}")
 		p.a.Kill(t)
@@ -357,7 +377,7 @@ func TestLegacyClientOverAReload(t *testing.T) {
 }
 
 // A hundred reloads: the same verdicts, no storm of probes, no goroutine left, and
-// not one call lost.
+// no call answered wrongly.
 func TestHundredReloads(t *testing.T) {
 	// Caddy keeps a replaced transport's idle connections for keepalive, 2 minutes by default.
 	site := "mcp_proxy /mcp* {A} {B} {\n\ttransport http {\n\t\tkeepalive 1s\n\t}\n}"

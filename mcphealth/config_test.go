@@ -1,0 +1,40 @@
+package mcphealth
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// What could not be written into a request is refused when it is configured: found
+// out when probing, it would take a living upstream down.
+func TestTargetRefusesWhatCannotBeSent(t *testing.T) {
+	tests := []struct {
+		name   string
+		change func(*Target)
+		want   string // in the error
+	}{
+		{"port out of range", func(t *Target) { t.URL = "http://127.0.0.1:99999/mcp" }, "port"},
+		{"port zero", func(t *Target) { t.URL = "http://127.0.0.1:0/mcp" }, "port"},
+		{"Host with a space", func(t *Target) { t.Host = "ev il" }, "host"},
+		{"Host with a path", func(t *Target) { t.Host = "example.com/x" }, "host"},
+		{"Host with a line break", func(t *Target) { t.Host = "a\r\nX: y" }, "host"},
+		{"header name with a space", func(t *Target) { t.Header = http.Header{"Bad Name": {"x"}} }, "header name"},
+		{"empty header name", func(t *Target) { t.Header = http.Header{"": {"x"}} }, "header name"},
+		{"header value with a line break", func(t *Target) { t.Header = http.Header{"Authorization": {"secret-1\nX: y"}} }, "Authorization"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			target := Target{URL: "http://127.0.0.1:8000/mcp"}
+			tt.change(&target)
+			err := target.Validate()
+			if !errors.Is(err, ErrTarget) || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("Validate() = %v, want an ErrTarget about %s", err, tt.want)
+			}
+			if err != nil && strings.Contains(err.Error(), "secret-1") {
+				t.Errorf("the error shows a credential: %v", err)
+			}
+		})
+	}
+}
