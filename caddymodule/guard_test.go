@@ -570,12 +570,19 @@ func TestGuardReportsBrokenStreams(t *testing.T) {
 func TestGuardLearnsTheHostOfClients(t *testing.T) {
 	a := newServer(t, "a")
 	e := newEdge(t, "", guarded("", a.addr))
-	waitState(t, a.addr, mcphealth.Up)
-	v, _ := a.probeHdr.Load("Host")
-	require.Equal(t, a.addr, v, "guessed until a client came")
+	a.onProbe(func(w http.ResponseWriter, r *http.Request) { // no other Host is served
+		if r.Host != e.addr {
+			http.Error(w, "Invalid Host header", http.StatusMisdirectedRequest)
+			return
+		}
+		a.answer(w, r)
+	})
+	entry := checkers.list()[0]
+	entry.checker.Probe()
+	eventually(t, func() bool { return entry.checker.Snapshot().Last.Reason == mcphealth.HostGuessed }, "the guess is not refused")
 	require.Equal(t, "a", e.call("1").servedBy())
-	checkers.list()[0].checker.Probe()
-	eventually(t, func() bool { v, _ := a.probeHdr.Load("Host"); return v == e.addr }, "the Host of clients was not learned")
+	entry.checker.Probe()
+	eventually(t, func() bool { return entry.checker.Snapshot().Last.Reason == mcphealth.OK }, "the Host of clients was not learned")
 }
 
 func groupOf(t testing.TB) *group {

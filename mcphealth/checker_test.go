@@ -124,6 +124,14 @@ func (b *bubble) session(req *http.Request, m message) (status int, head, answer
 // checker starts a checker against b and closes it with the test.
 func (b *bubble) checker(t *testing.T, s Schedule, options ...func(*Target)) *Checker {
 	t.Helper()
+	c := b.idle(t, s, options...)
+	c.Start()
+	return c
+}
+
+// idle makes a checker that is not started.
+func (b *bubble) idle(t *testing.T, s Schedule, options ...func(*Target)) *Checker {
+	t.Helper()
 	target := Target{URL: "http://upstream.test/mcp"}
 	for _, o := range options {
 		o(&target)
@@ -136,7 +144,6 @@ func (b *bubble) checker(t *testing.T, s Schedule, options ...func(*Target)) *Ch
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Start()
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -429,7 +436,7 @@ func TestCloseInterruptsAProbe(t *testing.T) {
 func TestListenersHearInOrderAndCanLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &bubble{mode: "modern"}
-		c := b.checker(t, Schedule{NoWatch: true})
+		c := b.idle(t, Schedule{NoWatch: true})
 		var heard []string
 		cancel := c.OnChange(func(ch Change) {
 			heard = append(heard, fmt.Sprint(ch.From, ">", ch.To, " ", ch.Reason))
@@ -438,6 +445,7 @@ func TestListenersHearInOrderAndCanLeave(t *testing.T) {
 		})
 		var results atomic.Int32
 		c.OnResult(func(Result) { results.Add(1) })
+		c.Start()
 		time.Sleep(10 * time.Second)
 		b.set("refused")
 		time.Sleep(20 * time.Second)
