@@ -70,7 +70,7 @@ fuzz: ## the readers of hostile input, FUZZTIME each
 		go test ./mcphealth -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) || exit 1; done
 
 flake: ## the scheduler tests 500 times, the core three times with the race detector
-	go test ./mcphealth -run 'Check|Probe|Watch|Interval|Traffic|Close|Hung|Down|Alarm' -count=500
+	go test ./mcphealth -run 'Threshold|Interval|Watch|Traffic|Close|Hung|Alarm|Pause|ComesBack|RetryAfter|Listeners|Initial|ErrorRate|LearnedHost' -count=500
 	go test $(RACE) ./mcphealth -count=3
 
 lint: ## gofmt and vet, everywhere
