@@ -134,8 +134,12 @@ func (r *Running) client(ctx context.Context, n int) {
 		timeout = 30 * time.Second
 	}
 	c := &http.Client{Transport: tr, Timeout: timeout}
-	if r.load.Rate > 0 { // clients do not call in step
-		time.Sleep(time.Duration(rand.Float64() / r.load.Rate * float64(time.Second)))
+	if r.load.Rate > 0 && n > 0 { // clients do not call in step
+		select {
+		case <-time.After(time.Duration(rand.Float64() / r.load.Rate * float64(time.Second))):
+		case <-ctx.Done():
+			return
+		}
 	}
 	for k := 0; ctx.Err() == nil; k++ {
 		start := time.Now()
