@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -57,7 +58,7 @@ type App struct {
 
 	mu      sync.Mutex
 	groups  []*group
-	honest  map[*http.Transport]bool
+	honest  map[*http.Transport]*atomic.Bool // whether one of its connections spoke HTTP/2
 	started bool
 	stopped bool
 

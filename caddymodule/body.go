@@ -5,8 +5,10 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/mcphealth/mcphealth/mcphealth"
 )
@@ -16,7 +18,7 @@ const (
 	// above any tool call without a file in it.
 	maxHeldBody = 1 << 20
 
-	// maxHeldBytes is how many bytes of bodies the process holds at once: 64 MiB.
+	// maxHeldBytes is how many bytes of bodies one guard holds at once: 64 MiB.
 	maxHeldBytes = 64 << 20
 
 	// keptAtFirst is the size of the buffers in which requests' first bytes are
@@ -28,6 +30,9 @@ var (
 	// errNotHeld is a body that is too large to hold, or that is partly gone.
 	errNotHeld = errors.New("the body cannot be held")
 
+	// errHTTP2 is a body that is not given again, for nobody knows what became of it.
+	errHTTP2 = errors.New("the upstream speaks HTTP/2")
+
 	// errLost is what a second reader of a body gets where another one has taken
 	// what is not kept.
 	errLost = errors.New("this part of the body is gone")
@@ -35,6 +40,28 @@ var (
 
 // heldBytes counts the bytes of bodies held by all guards.
 var heldBytes atomic.Int64
+
+// A budget bounds the bytes of bodies that one guard holds, so that the clients of
+// one site cannot take the memory of another's.
+type budget struct{ held atomic.Int64 }
+
+func (b *budget) reserve(n int) bool {
+	if b.held.Add(int64(n)) > maxHeldBytes {
+		b.held.Add(int64(-n))
+		return false
+	}
+	heldBytes.Add(int64(n))
+	return true
+}
+
+func (b *budget) unhold(n int) {
+	b.held.Add(int64(-n))
+	heldBytes.Add(int64(-n))
+}
+
+// buffering is how many reverse proxies there are that read a whole body into a
+// buffer (request_buffers) before they choose an upstream.
+var buffering atomic.Int32
 
 // keptPool is for the first bytes of request bodies.
 var keptPool = sync.Pool{New: func() any {
@@ -52,13 +79,17 @@ type body struct {
 
 	reading sync.Mutex // one at a time reads from the client
 
-	mu    sync.Mutex
-	begun bool    // somebody has read, or is reading
-	ended bool    // io.EOF was read
-	again bool    // there are readers besides the first
-	let   bool    // nothing is kept any more
-	total int64   // bytes read
-	kept  *[]byte // the first of them; nil: none
+	mu     sync.Mutex
+	begun  bool    // somebody has read, or is reading
+	ended  bool    // io.EOF was read
+	again  bool    // there are readers besides the first
+	let    bool    // nothing is kept any more
+	begins bool    // the answer has begun
+	closed bool    // nobody wants to read on
+	early  bool    // no upstream was chosen yet: a buffer reads, and its bytes are kept
+	err    error   // the client's, other than io.EOF
+	total  int64   // bytes read
+	kept   *[]byte // the first of them; nil: none
 }
 
 // bodyReader reads a body from the start.
@@ -73,7 +104,7 @@ func (b *body) reader() *bodyReader { return &bodyReader{b: b} }
 func (r *bodyReader) Read(p []byte) (int, error) {
 	b := r.b
 	b.mu.Lock()
-	b.begun = true
+	b.begun, b.closed = true, false
 	b.mu.Unlock()
 	if n, err, ok := r.readKept(p); ok {
 		return n, err
@@ -95,6 +126,7 @@ func (r *bodyReader) Read(p []byte) (int, error) {
 func (r *bodyReader) rewind() {
 	r.b.mu.Lock()
 	defer r.b.mu.Unlock()
+	r.b.closed = false
 	if r.at > 0 {
 		r.at, r.b.again = 0, true
 	}
@@ -120,20 +152,65 @@ func (r *bodyReader) readKept(p []byte) (n int, err error, ok bool) {
 	return 0, nil, false
 }
 
-// Close does nothing: the server closes the body when the handler has returned.
-// Until then, it may have to be read again.
-func (*bodyReader) Close() error { return nil }
+// Close notes that this reader wants no more. Until the answer has begun, the body
+// may have to be read again; then it is closed, for net/http's server reads up to
+// 256 KiB of an open one before it sends an answer.
+func (r *bodyReader) Close() error {
+	r.b.mu.Lock()
+	r.b.closed = true
+	begins := r.b.begins
+	r.b.mu.Unlock()
+	if begins {
+		return r.b.closeClients()
+	}
+	return nil
+}
+
+func (b *body) closeClients() error {
+	if c, ok := b.from.(io.Closer); ok {
+		return c.Close()
+	}
+	return nil
+}
 
 // keep notes what was read from the client. The caller holds b.mu.
 func (b *body) keep(p []byte, err error) {
 	b.ended = b.ended || err == io.EOF
-	if b.total < mcphealth.MaxIDBody && len(p) > 0 && !b.let {
+	if err != nil && err != io.EOF {
+		b.err = err
+	}
+	most := int64(mcphealth.MaxIDBody)
+	if b.early {
+		most = maxHeldBody
+	}
+	if b.total < most && len(p) > 0 && !b.let {
 		if b.kept == nil {
 			b.kept = keptPool.Get().(*[]byte)
 		}
-		*b.kept = append(*b.kept, p[:min(int64(len(p)), mcphealth.MaxIDBody-b.total)]...)
+		*b.kept = append(*b.kept, p[:min(int64(len(p)), most-b.total)]...)
 	}
 	b.total += int64(len(p))
+}
+
+// chosen notes that an upstream was chosen: what is read from now on goes to it.
+func (b *body) chosen() {
+	b.mu.Lock()
+	b.early = false
+	b.mu.Unlock()
+}
+
+// broken is the error with which the client's body ended, if it did.
+func (b *body) broken() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.err
+}
+
+// isWhole reports whether all of the body was read from the client.
+func (b *body) isWhole() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.ended
 }
 
 // wasRead reports whether anything may have been taken from the body.
@@ -147,10 +224,19 @@ func (b *body) wasRead() bool {
 // a second reader may not have read it yet.
 func (b *body) letGo() {
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.again || b.let {
-		return
+	over := b.closed && !b.begins
+	b.begins = true
+	if !b.again && !b.let {
+		b.recycle()
 	}
+	b.mu.Unlock()
+	if over {
+		_ = b.closeClients()
+	}
+}
+
+// recycle gives the buffer to the next request. The caller holds b.mu.
+func (b *body) recycle() {
 	b.let = true
 	if b.kept != nil && cap(*b.kept) <= mcphealth.MaxIDBody {
 		*b.kept = (*b.kept)[:0]
@@ -159,93 +245,117 @@ func (b *body) letGo() {
 	b.kept = nil
 }
 
-// anew gives net/http's transport the body a second time. It asks for it only where
-// nothing was written to the connection that it had chosen, or the server said that
-// it did not begin (GOAWAY, REFUSED_STREAM).
+// anew gives net/http's transport the body a second time. Over HTTP/1.1 it asks for
+// it only where nothing was written to the connection that it had chosen.
 func (b *body) anew() (io.ReadCloser, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.let || b.kept != nil && b.total > int64(len(*b.kept)) {
 		return nil, errNotHeld
 	}
-	b.again = true
+	b.again, b.closed = true, false
 	return b.reader(), nil
 }
 
-// hold takes the whole body into memory. The caller gives back len(body) by unhold.
-// An error other than errNotHeld is the client's.
-func (b *body) hold(length int64) ([]byte, error) {
+// hold takes the whole body into memory, which is reserved as it arrives. The caller
+// gives back len(body) to the budget. An error other than errNotHeld is the client's;
+// a body that is not in by the deadline is not held.
+func (b *body) hold(length int64, mine *budget, deadline time.Time) ([]byte, error) {
 	if length > maxHeldBody {
 		return nil, errNotHeld
 	}
-	size := int(length) + 1 // one byte more, to see the end without growing
-	if length < 0 {
-		size = keptAtFirst
-	}
-	if !reserve(size) {
+	if !mine.reserve(keptAtFirst) {
 		return nil, errNotHeld
 	}
-	r, all := b.reader(), make([]byte, 0, size)
+	r, all := b.reader(), make([]byte, 0, keptAtFirst)
 	for {
 		n, err := r.Read(all[len(all):cap(all)])
 		all = all[:len(all)+n]
 		if err == io.EOF {
-			unhold(cap(all) - len(all))
+			mine.unhold(cap(all) - len(all))
 			return all, nil
 		}
-		if err == errLost || err == nil && len(all) > maxHeldBody {
+		if err == errLost || errors.Is(err, os.ErrDeadlineExceeded) || err == nil && (len(all) > maxHeldBody || !time.Now().Before(deadline)) {
 			err = errNotHeld
 		}
 		if err == nil && len(all) == cap(all) {
-			more := min(2*cap(all), maxHeldBody+1)
-			if reserve(more - cap(all)) {
-				all = append(make([]byte, 0, more), all...)
-			} else {
-				err = errNotHeld
-			}
+			all, err = grow(all, length, mine)
 		}
 		if err != nil {
-			unhold(cap(all))
+			mine.unhold(cap(all))
 			return nil, err
 		}
 	}
 }
 
-// first returns the first bytes, reading as much as it takes to find the id unless
-// somebody else reads.
-func (b *body) first(read bool) []byte {
-	if read {
-		_, _ = io.CopyN(io.Discard, b.reader(), mcphealth.MaxIDBody)
+// grow doubles all, up to one byte more than there will be: to see the end without
+// growing.
+func grow(all []byte, length int64, mine *budget) ([]byte, error) {
+	most := maxHeldBody + 1
+	if length >= int64(cap(all)) {
+		most = int(length) + 1
 	}
+	more := min(2*cap(all), most)
+	if !mine.reserve(more - cap(all)) {
+		return all, errNotHeld
+	}
+	return append(make([]byte, 0, more), all...), nil
+}
+
+// readID reads until the id is known, 64 KiB are in, or the client sends no more.
+func (b *body) readID() {
+	r, buf := b.reader(), make([]byte, keptAtFirst)
+	next := int64(1)
+	for r.at < mcphealth.MaxIDBody {
+		_, err := r.Read(buf)
+		if err != nil {
+			return
+		}
+		if r.at < next {
+			continue
+		}
+		if next = 2 * r.at; idIsIn(b.first()) { // not at each byte of a slow client
+			return
+		}
+	}
+}
+
+// idIsIn reports whether the id of a request is found in the first bytes of its
+// body, whatever follows them.
+func idIsIn(first []byte) bool {
+	if start := bytes.TrimLeft(first, " \t\r\n"); len(start) > 0 && start[0] != '{' {
+		return true // a batch, or no JSON: there is none
+	}
+	id := mcphealth.RequestID(first)
+	more := append(first[:len(first):len(first)], '0') // a number may go on
+	return id != mcphealth.NullID && id == mcphealth.RequestID(more)
+}
+
+// first returns the first bytes, as many as are kept to find the id in.
+func (b *body) first() []byte {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.kept == nil {
 		return nil
 	}
-	return bytes.Clone(*b.kept)
+	return bytes.Clone((*b.kept)[:min(len(*b.kept), mcphealth.MaxIDBody)])
 }
-
-func reserve(n int) bool {
-	if heldBytes.Add(int64(n)) > maxHeldBytes {
-		heldBytes.Add(int64(-n))
-		return false
-	}
-	return true
-}
-
-func unhold(n int) { heldBytes.Add(int64(-n)) }
 
 // replay is a held body on its way to an upstream.
 type replay struct {
 	bytes.Reader
+	all   []byte
 	begun atomic.Bool
 }
 
 func newReplay(body []byte) *replay {
-	r := new(replay)
+	r := &replay{all: body}
 	r.Reset(body)
 	return r
 }
+
+// anew gives net/http's transport the body a second time; see body.anew.
+func (r *replay) anew() (io.ReadCloser, error) { return newReplay(r.all), nil }
 
 // Read reads on.
 func (r *replay) Read(p []byte) (int, error) {

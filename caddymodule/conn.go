@@ -2,6 +2,7 @@ package caddymodule
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"net"
 	"net/http"
@@ -32,29 +33,33 @@ func (e unwrittenError) Unwrap() error { return e.error }
 //
 // It is part of provisioning, before there is traffic. The transport of a handler
 // that names none is made here, the way the handler would make it after its policy.
-// What is returned has to be cleaned up; it is nil for a transport that Caddy does.
-func (a *App) keepHonest(ctx caddy.Context, h *reverseproxy.Handler) (caddy.CleanerUpper, error) {
-	var made caddy.CleanerUpper
+// made has to be cleaned up; it is nil for a transport that Caddy does. sawH2 tells
+// from then on whether a connection spoke HTTP/2; it is nil where nobody looks.
+func (a *App) keepHonest(ctx caddy.Context, h *reverseproxy.Handler) (made caddy.CleanerUpper, sawH2 *atomic.Bool, err error) {
 	if h.Transport == nil && h.TransportRaw == nil {
 		t := new(reverseproxy.HTTPTransport)
 		if err := t.Provision(ctx); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		h.Transport, made = t, t
 	}
 	t, ok := h.Transport.(*reverseproxy.HTTPTransport)
 	if !ok || t.Transport == nil || t.Transport.DialContext == nil || !canPeek {
-		return made, nil
+		return made, nil, nil
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.honest == nil {
-		a.honest = make(map[*http.Transport]bool)
+		a.honest = make(map[*http.Transport]*atomic.Bool)
 	}
-	if a.honest[t.Transport] {
-		return made, nil
+	if sawH2 = a.honest[t.Transport]; sawH2 != nil {
+		return made, sawH2, nil
 	}
-	a.honest[t.Transport] = true
+	sawH2 = new(atomic.Bool)
+	a.honest[t.Transport] = sawH2
+	if c := t.Transport.TLSClientConfig; c != nil {
+		c.VerifyConnection = noteHTTP2(c.VerifyConnection, sawH2)
+	}
 	dial := t.Transport.DialContext
 	t.Transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := dial(ctx, network, addr)
@@ -63,7 +68,20 @@ func (a *App) keepHonest(ctx caddy.Context, h *reverseproxy.Handler) (caddy.Clea
 		}
 		return newHonestConn(c), nil
 	}
-	return made, nil
+	return made, sawH2, nil
+}
+
+// noteHTTP2 has saw say whether a TLS handshake agreed on HTTP/2.
+func noteHTTP2(verify func(tls.ConnectionState) error, saw *atomic.Bool) func(tls.ConnectionState) error {
+	return func(s tls.ConnectionState) error {
+		if s.NegotiatedProtocol == "h2" {
+			saw.Store(true)
+		}
+		if verify != nil {
+			return verify(s)
+		}
+		return nil
+	}
 }
 
 // socket is what an honest connection is made of: TCP and unix sockets.

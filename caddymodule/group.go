@@ -43,6 +43,7 @@ type group struct {
 	varName string                      // of the path value in which a request without a guard notes the pick
 	room    *room
 	made    caddy.CleanerUpper // the handler's default transport, if the group made it
+	sawH2   *atomic.Bool       // whether a connection of the transport spoke HTTP/2; nil: not known
 
 	// Set by start; nothing is known before.
 	way       atomic.Pointer[way]
@@ -52,11 +53,15 @@ type group struct {
 	rematches atomic.Bool // it may do so after an answer
 	sourced   atomic.Bool // there is a dynamic source
 	http1     atomic.Bool // the transport speaks HTTP/1.1 and nothing else
+	agrees    atomic.Bool // it agrees with each server, by TLS, on HTTP/1.1 or HTTP/2
 	age       atomic.Uint32
 
 	mu      sync.Mutex
 	started bool
 	stopped bool
+	held    int  // requests that wait in the guard
+	free    bool // the checkers were given back
+	buffers bool // the handler reads bodies into a buffer first
 	cancel  context.CancelFunc
 	wanted  chan string // addresses that a request met first
 	warned  map[string]bool
@@ -77,7 +82,11 @@ func (m *member) tier() mcphealth.Tier {
 	if m.entry == nil {
 		return mcphealth.TierUp
 	}
-	return m.entry.checker.Tier()
+	tier := m.entry.checker.Tier()
+	if tier == mcphealth.TierDown && m.entry.resting.Load() {
+		return mcphealth.TierSuspect // nobody would notice that it is back
+	}
+	return tier
 }
 
 // The group's reports to the checker. Those of a member without one go nowhere.
@@ -140,9 +149,12 @@ func newGroup(ctx caddy.Context, handler *reverseproxy.Handler, check Check) (*g
 	g.sched = g.check.schedule()
 	g.varName = fmt.Sprintf("mcp_health.pick.%p", g)
 	g.room = newRoom(g.best, g.nudge)
-	g.made, err = app.keepHonest(ctx, handler)
+	g.made, g.sawH2, err = app.keepHonest(ctx, handler)
 	if err != nil {
 		return nil, fmt.Errorf("provisioning default transport: %w", err)
+	}
+	if g.buffers = handler.RequestBuffers != 0; g.buffers {
+		buffering.Add(1)
 	}
 	app.adopt(g)
 	return g, nil
@@ -171,7 +183,9 @@ func (g *group) start() {
 	g.started = true
 	g.way.Store(newWay(g.handler))
 	if t := g.way.Load().http; t != nil {
-		g.http1.Store(!slices.Contains(t.Versions, "h2c") && (t.TLS == nil || !slices.Contains(t.Versions, "2")))
+		h2c, overTLS := slices.Contains(t.Versions, "h2c"), t.TLS != nil && slices.Contains(t.Versions, "2")
+		g.http1.Store(!h2c && !overTLS)
+		g.agrees.Store(!h2c && overTLS)
 	}
 	if lb := g.handler.LoadBalancing; lb != nil {
 		g.retries.Store(lb.TryDuration > 0 || lb.Retries > 0)
@@ -194,8 +208,14 @@ func (g *group) start() {
 	}
 }
 
-// stop gives the checkers back. Requests of the old configuration that are still
-// under way go on reading the states.
+// speaksHTTP1 reports whether no upstream of the group has spoken HTTP/2 so far.
+func (g *group) speaksHTTP1() bool {
+	return g.http1.Load() || g.agrees.Load() && g.sawH2 != nil && !g.sawH2.Load()
+}
+
+// stop ends the group's life in the configuration. Its checkers are given back when
+// no request of it is held any more: those go on once an upstream is back. Requests
+// that are still under way go on reading the states.
 func (g *group) stop() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -206,9 +226,35 @@ func (g *group) stop() {
 	if g.cancel != nil {
 		g.cancel()
 	}
-	if !g.started {
+	if g.buffers {
+		buffering.Add(-1)
+	}
+	if g.held == 0 || caddy.Exiting() {
+		g.release()
+	}
+}
+
+// enter notes that a request of the group is held, and leave that it is not any more.
+func (g *group) enter() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.held++
+}
+
+func (g *group) leave() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.held--; g.held == 0 && g.stopped {
+		g.release()
+	}
+}
+
+// release gives the checkers back. The caller holds g.mu.
+func (g *group) release() {
+	if !g.started || g.free {
 		return
 	}
+	g.free = true
 	if s := g.static.Load(); s != nil {
 		for _, m := range *s {
 			m.release()
@@ -250,7 +296,7 @@ func (g *group) newMember(dial string) *member {
 	}
 	m.entry = e
 	m.unlisten = []func(){
-		e.checker.OnChange(func(c mcphealth.Change) { g.room.kick(isUp(c.To) && !isUp(c.From)) }),
+		e.listen(func(c mcphealth.Change) { g.room.kick(isUp(c.To) && !isUp(c.From)) }),
 		e.checker.OnResult(func(mcphealth.Result) { g.room.kick(false) }),
 	}
 	return m
@@ -498,16 +544,21 @@ func (g *group) outage(now time.Time) (mcphealth.Reason, time.Duration) {
 	if members == 0 {
 		return mcphealth.RouteAbsent, 0
 	}
-	if reason == "" && g.full() {
-		return mcphealth.RateLimited, 0
+	if reason == "" && g.static.Load() != nil {
+		return unavailability(g.handler.Upstreams), 0
 	}
 	return reason, soonest
 }
 
-// full reports whether a static upstream has all the requests that it may have.
-func (g *group) full() bool {
-	if g.static.Load() == nil {
-		return false
+// unavailability is why the proxy itself would use none of its upstreams, as far as
+// that is known: one has all the requests that it may have, or the proxy's own
+// checks (health_uri, fail_duration) are against it.
+func unavailability(pool reverseproxy.UpstreamPool) mcphealth.Reason {
+	switch {
+	case slices.ContainsFunc(pool, (*reverseproxy.Upstream).Full):
+		return mcphealth.RateLimited
+	case slices.ContainsFunc(pool, func(u *reverseproxy.Upstream) bool { return !u.Healthy() }):
+		return mcphealth.HealthDown
 	}
-	return slices.ContainsFunc(g.handler.Upstreams, func(u *reverseproxy.Upstream) bool { return u.Full() })
+	return ""
 }

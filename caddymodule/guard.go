@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -53,7 +52,8 @@ type Guard struct {
 	Hold *caddy.Duration `json:"hold,omitempty"`
 
 	// How many requests wait at once; further ones get 503 at once. Their bodies
-	// are held in memory, up to 1 MiB each and 64 MiB in all. Default: 1024
+	// are held in memory, up to 1 MiB each and 64 MiB in all. Requests whose
+	// body is not in yet take no place. Default: 1024
 	HoldMax int `json:"hold_max,omitempty"`
 
 	// The least Retry-After of a 503. Default: computed from when the next probe
@@ -63,6 +63,7 @@ type Guard struct {
 	log     *zap.Logger
 	hold    time.Duration
 	holding atomic.Int64
+	budget  budget
 	room    *room // for reverse proxies without health of ours
 	counted bool
 }
@@ -115,6 +116,9 @@ func (g *Guard) Cleanup() error {
 
 // ServeHTTP passes the request on, and steps in if it fails before an answer.
 func (g *Guard) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	if isMetadata(r) {
+		return next.ServeHTTP(w, r)
+	}
 	t := &transit{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, req: r}
 	setContext(r, context.WithValue(r.Context(), transitKey{}, t))
 	was := remember(w, r)
@@ -130,12 +134,18 @@ func (g *Guard) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp
 	return err
 }
 
+// isMetadata reports whether r asks for a document about the server, such as OAuth
+// metadata. What it gets is the proxy's, also in an outage: clients ask for several
+// and go on from a plain error, and a held one would keep them from connecting.
+func isMetadata(r *http.Request) bool { return strings.Contains(r.URL.Path, "/.well-known/") }
+
 // fate is what became of a request that got no answer.
 type fate int
 
 const (
 	foreign fate = iota // an error that is not the proxy's
 	gone                // the client has left
+	broken              // the client's body broke off
 	unsent              // it was not executed
 	sent                // it may have been executed
 )
@@ -144,14 +154,14 @@ const (
 // are told by where they were made, since other handlers use the same statuses.
 func fateOf(t *transit, err error) (fate, mcphealth.Reason) {
 	var he caddyhttp.HandlerError
-	if !errors.As(err, &he) || !strings.HasPrefix(he.Trace, "reverseproxy.") {
+	if !errors.As(err, &he) || !strings.HasPrefix(he.Trace, proxyTrace) {
 		return foreign, ""
 	}
 	reason := reasonOf(err, he.StatusCode)
 	var dial reverseproxy.DialError
 	switch he.StatusCode {
 	case http.StatusServiceUnavailable:
-		if !t.picked.none && (he.Err == nil || he.Err.Error() != "no upstreams available") {
+		if !t.picked.none && !saysNoUpstream(he) {
 			return foreign, ""
 		}
 		reason = ""
@@ -162,13 +172,17 @@ func fateOf(t *transit, err error) (fate, mcphealth.Reason) {
 	switch {
 	case t.req.Context().Err() != nil:
 		return gone, ""
+	case t.body != nil && t.replay == nil && t.body.broken() != nil:
+		return broken, ""
 	case t.mayHaveRun:
 		return sent, reason
 	case he.StatusCode == http.StatusServiceUnavailable, errors.As(err, &dial):
 		return unsent, reason
 	case provesUnwritten(he, t.picked.group):
 		return unsent, reason
-	case t.body == nil && reason == mcphealth.TLS:
+	case saysNotProcessed(he):
+		return unsent, reason
+	case t.body == nil && failedHandshake(he):
 		return unsent, reason
 	case t.body != nil && !t.bodyWasRead():
 		return unsent, reason // the call is in the body, and nobody has read that
@@ -183,26 +197,24 @@ func provesUnwritten(he caddyhttp.HandlerError, g *group) bool {
 	switch {
 	case errors.As(he, &never):
 		return true // it was a fresh connection, to which nothing was written
-	case he.Err == errEnded && g != nil && g.http1.Load():
+	case he.Err == errEnded && g != nil && g.speaksHTTP1():
 		return true // bare: net/http has counted what it wrote, and wraps it otherwise
 	case errors.Is(he, errNotHeld):
-		return true // it wanted the body again, which it does in these cases only
+		return true // it wanted the body again, which it gets in these cases only
 	}
-	// The connection was closed before net/http began a request on it.
-	return strings.Contains(he.Error(), "http: server closed idle connection")
+	return saysClosedIdle(he)
 }
 
 // reasonOf finds the word for an error of the reverse proxy. Its DialError hides
 // what it wraps, hence the texts.
 func reasonOf(err error, status int) mcphealth.Reason {
-	text := err.Error()
 	var dial reverseproxy.DialError
 	switch {
-	case strings.Contains(text, "no such host"), strings.Contains(text, "lookup "):
+	case saysDNS(err):
 		return mcphealth.DNS
-	case strings.Contains(text, "tls: "), strings.Contains(text, "x509: "), strings.Contains(text, "TLS handshake"):
+	case saysTLS(err):
 		return mcphealth.TLS
-	case errors.As(err, &dial) && strings.Contains(text, "timeout"):
+	case errors.As(err, &dial) && saysTimeout(err):
 		return mcphealth.ConnectTimeout
 	case errors.As(err, &dial):
 		return mcphealth.Refused
@@ -220,37 +232,41 @@ func (g *Guard) rescue(t *transit, was *before, next caddyhttp.Handler, err erro
 	}
 	t.failed(reason)
 	group := t.picked.group
-	if g.hold == 0 || g.holding.Add(1) > int64(g.HoldMax) {
-		if g.hold != 0 {
-			g.holding.Add(-1)
-		}
+	if g.hold == 0 || g.holding.Load() >= int64(g.HoldMax) {
 		return g.unavailable(t, was, group, reason, nil, err)
 	}
-	defer g.holding.Add(-1)
-
+	over := time.Now().Add(g.hold)
 	var body []byte
 	if t.body != nil {
-		held, herr := t.body.hold(t.req.ContentLength)
+		t.readUntil(over)
+		held, herr := t.body.hold(t.req.ContentLength, &g.budget, over)
 		switch {
 		case herr == errNotHeld:
 			return g.unavailable(t, was, group, reason, nil, err)
 		case herr != nil:
 			return g.unreadable(t, herr)
 		}
+		t.readUntil(time.Time{})
 		body = held
-		defer unhold(len(held))
+		defer g.budget.unhold(len(held))
 	}
-	return g.wait(t, was, next, body, reason, err)
+	defer g.holding.Add(-1) // a place is for who has arrived: the slow take none
+	if g.holding.Add(1) > int64(g.HoldMax) {
+		return g.unavailable(t, was, group, reason, body, err)
+	}
+	return g.wait(t, was, next, body, over, reason, err)
 }
 
 // wait holds the request until it is served, the hold has passed, or the client
 // has left.
-func (g *Guard) wait(t *transit, was *before, next caddyhttp.Handler, body []byte, reason mcphealth.Reason, err error) error {
+func (g *Guard) wait(t *transit, was *before, next caddyhttp.Handler, body []byte, over time.Time, reason mcphealth.Reason, err error) error {
 	r, group, room := t.req, t.picked.group, g.room
 	if group != nil {
 		room = group.room
+		group.enter()
+		defer group.leave()
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), g.hold)
+	ctx, cancel := context.WithDeadline(r.Context(), over)
 	defer cancel()
 	place := room.enter()
 	// A connection that was found dead says little about the upstream, and nothing
@@ -285,9 +301,6 @@ func (t *transit) sendAgain(body []byte) {
 	}
 	t.replay = newReplay(body)
 	t.req.Body = t.replay
-	if mayRepeat(t.req) {
-		t.req.GetBody = func() (io.ReadCloser, error) { return newReplay(body), nil }
-	}
 }
 
 // conclude ends a request that is not to be held.
@@ -297,12 +310,15 @@ func (g *Guard) conclude(t *transit, was *before, f fate, reason mcphealth.Reaso
 		t.settle()
 		t.WriteHeader(statusClientGone)
 		return nil
+	case broken:
+		return g.unreadable(t, t.body.broken())
 	case sent:
 		t.failed(reason)
 		was.restore(t, t.req)
 		if ce := g.log.Check(zapcore.ErrorLevel, "upstream did not answer, the request may have been executed"); ce != nil {
 			ce.Write(zap.String("reason", string(reason)), zap.Error(err))
 		}
+		t.hurry()
 		mcphealth.MayHaveRun(t.req.Method, mcphealth.RequestID(t.firstBytes(false)), reason).Send(t)
 		return nil
 	}
@@ -330,7 +346,7 @@ func (g *Guard) unavailable(t *transit, was *before, group *group, reason mcphea
 		body = t.firstBytes(true)
 	}
 	was.restore(t, t.req)
-	if t.req.Context().Err() != nil {
+	if t.req.Context().Err() != nil && !t.tooSlow() {
 		t.WriteHeader(statusClientGone)
 		return nil
 	}
@@ -340,11 +356,12 @@ func (g *Guard) unavailable(t *transit, was *before, group *group, reason mcphea
 		why, soonest = group.outage(time.Now())
 		reason = or(why, reason)
 	}
-	reason = or(reason, mcphealth.Refused)
+	reason = or(reason, mcphealth.GatewayError) // the proxy's own 503, for reasons of its own
 	if ce := g.log.Check(zapcore.DebugLevel, "no upstream can serve"); ce != nil {
 		ce.Write(zap.String("reason", string(reason)), zap.Error(err))
 	}
 	id := mcphealth.RequestID(body[:min(len(body), mcphealth.MaxIDBody)])
+	t.hurry()
 	mcphealth.Unavailable(t.req.Method, id, reason, max(soonest, time.Duration(g.RetryAfter))).Send(t)
 	return nil
 }
@@ -360,7 +377,11 @@ func (t *transit) firstBytes(read bool) []byte {
 		n, _ := t.replay.ReadAt(first, 0)
 		return first[:n]
 	}
-	return t.body.first(read)
+	if read {
+		t.readUntil(time.Now().Add(idWait))
+		t.body.readID()
+	}
+	return t.body.first()
 }
 
 // parseGuard reads the directive mcp_guard; see UnmarshalCaddyfile.

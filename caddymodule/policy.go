@@ -89,8 +89,9 @@ func (p *Policy) Cleanup() error {
 	return p.group.cleanup()
 }
 
-// Select chooses one of the living upstreams in pool, or none. It neither locks
-// nor waits, and allocates nothing.
+// Select chooses one of the living upstreams in pool, or none. On the usual path,
+// where the guard is in front and nothing failed before, it neither locks nor waits,
+// and allocates no more than the leave to read the body again.
 func (p *Policy) Select(pool reverseproxy.UpstreamPool, r *http.Request, w http.ResponseWriter) *reverseproxy.Upstream {
 	g := p.group
 	members := g.membersOf(pool)
@@ -255,6 +256,7 @@ func (g *group) notePick(t *transit, r *http.Request, pool reverseproxy.Upstream
 		return
 	}
 	t.picked.dial = chosen.Dial
+	t.chosen(r, g)
 	if members == nil {
 		t.picked.member = g.lookup(chosen.Dial)
 	} else {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sort"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -60,25 +61,11 @@ type question struct {
 // id is a short stable name of q which gives nothing of it away.
 func (q question) id() string {
 	q.Schedule.Limit = nil
-	text, err := json.Marshal(struct {
-		Network, Address, Transport string
-		Target                      mcphealth.Target
-		Schedule                    struct {
-			Interval, Fast           time.Duration
-			Fall, Rise               int
-			Wait, NoWatch, NoTraffic bool
-			ErrorRate                float64
-		}
-	}{q.Network, q.Address, q.Transport, q.Target, struct {
-		Interval, Fast           time.Duration
-		Fall, Rise               int
-		Wait, NoWatch, NoTraffic bool
-		ErrorRate                float64
-	}{q.Schedule.Interval, q.Schedule.Fast, q.Schedule.Fall, q.Schedule.Rise, q.Schedule.Wait, q.Schedule.NoWatch, q.Schedule.NoTraffic, q.Schedule.ErrorRate}})
+	target, err := json.Marshal(q.Target) // a map's order is fixed in JSON
 	if err != nil {
-		text = fmt.Appendf(nil, "%+v", q) // cannot happen: all fields are plain
+		target = fmt.Appendf(nil, "%+v", q.Target) // cannot happen: all fields are plain
 	}
-	sum := sha256.Sum256(text)
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %s %+v", q.Network, q.Address, q.Transport, target, q.Schedule))
 	return hex.EncodeToString(sum[:8])
 }
 
@@ -89,6 +76,12 @@ type entry struct {
 	path     string
 	host     string
 	checker  *mcphealth.Checker
+
+	resting atomic.Bool // nobody refers to it: the checker asks nothing
+
+	// Who wants to know of changes, besides the log and the events.
+	listening sync.Mutex
+	listeners map[*func(mcphealth.Change)]struct{}
 
 	header http.Header // as it was written
 	sent   http.Header // as probes carry it; used by the checker's goroutine only
@@ -117,6 +110,7 @@ func (p *pool) acquire(q question, upstream string, owner *App, line func() *mcp
 			e.checker.SetLine(line())
 		}
 		e.checker.Start() // it rests if nobody referred to it
+		e.resting.Store(false)
 		return e, nil
 	}
 	target := q.Target
@@ -135,13 +129,41 @@ func (p *pool) acquire(q question, upstream string, owner *App, line func() *mcp
 		header: q.Target.Header, sent: target.Header,
 		checker: checker, refs: 1, owner: owner,
 	}
-	checker.OnChange(func(c mcphealth.Change) { announce(e, c) })
+	checker.OnChange(e.changed)
 	if len(e.header) > 0 {
 		checker.OnResult(e.renew)
 	}
 	checker.Start()
 	p.entries[id] = e
 	return e, nil
+}
+
+// listen has f called on each change, until cancel is.
+func (e *entry) listen(f func(mcphealth.Change)) (cancel func()) {
+	key := &f
+	e.listening.Lock()
+	defer e.listening.Unlock()
+	if e.listeners == nil {
+		e.listeners = make(map[*func(mcphealth.Change)]struct{})
+	}
+	e.listeners[key] = struct{}{}
+	return func() {
+		e.listening.Lock()
+		defer e.listening.Unlock()
+		delete(e.listeners, key)
+	}
+}
+
+// changed tells of a change: first those at whom requests wait, for handlers of
+// events take their time.
+func (e *entry) changed(c mcphealth.Change) {
+	e.listening.Lock()
+	all := slices.Collect(maps.Keys(e.listeners))
+	e.listening.Unlock()
+	for _, f := range all {
+		(*f)(c)
+	}
+	announce(e, c)
 }
 
 // renew has later probes carry what the header's placeholders are now. One that
@@ -167,6 +189,7 @@ func (p *pool) release(e *entry) {
 	if e.refs > 0 || e.timer != nil {
 		return
 	}
+	e.resting.Store(true)
 	e.checker.Pause()
 	var t *time.Timer
 	t = time.AfterFunc(p.keep, func() { p.drop(e, &t) })

@@ -125,14 +125,15 @@ func TestBodyHold(t *testing.T) {
 				if known {
 					length = int64(size)
 				}
-				got, err := b.hold(length)
+				var mine budget
+				got, err := b.hold(length, &mine, time.Now().Add(time.Minute))
 				if size > maxHeldBody || read > mcphealth.MaxIDBody && size > mcphealth.MaxIDBody {
 					require.ErrorIs(t, err, errNotHeld, "size %d, read %d", size, read)
 				} else {
 					require.NoError(t, err)
 					require.Equal(t, text, string(got))
-					require.Equal(t, int64(len(got)), heldBytes.Load())
-					unhold(len(got))
+					require.Equal(t, int64(len(got)), mine.held.Load())
+					mine.unhold(len(got))
 				}
 				require.Zero(t, heldBytes.Load(), "size %d, read %d", size, read)
 			}
@@ -141,14 +142,21 @@ func TestBodyHold(t *testing.T) {
 }
 
 func TestBodiesAreHeldWithinTheBudget(t *testing.T) {
-	require.True(t, reserve(maxHeldBytes-100))
-	defer unhold(maxHeldBytes - 100)
-	_, err := (&body{from: strings.NewReader(strings.Repeat("x", 1000))}).hold(1000)
+	var mine, others budget
+	later := time.Now().Add(time.Minute)
+	require.True(t, mine.reserve(maxHeldBytes-keptAtFirst))
+	defer mine.unhold(maxHeldBytes - keptAtFirst)
+	big := func() *body { return &body{from: strings.NewReader(strings.Repeat("x", 10_000))} }
+	_, err := big().hold(10_000, &mine, later)
 	require.ErrorIs(t, err, errNotHeld)
-	got, err := (&body{from: strings.NewReader("x")}).hold(1)
+	got, err := (&body{from: strings.NewReader("x")}).hold(1, &mine, later)
 	require.NoError(t, err)
-	unhold(len(got))
-	require.Equal(t, int64(maxHeldBytes-100), heldBytes.Load())
+	mine.unhold(len(got))
+	require.Equal(t, int64(maxHeldBytes-keptAtFirst), mine.held.Load())
+
+	got, err = big().hold(10_000, &others, later)
+	require.NoError(t, err, "another guard has its own")
+	others.unhold(len(got))
 }
 
 // A connection that the other side has ended refuses the next request, and only

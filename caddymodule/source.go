@@ -102,6 +102,7 @@ func (s *Source) GetUpstreams(r *http.Request) ([]*reverseproxy.Upstream, error)
 	}
 	if t != nil {
 		t.picked = pick{group: g, none: len(living) == 0, byName: true}
+		t.chosen(r, g)
 	}
 	return living, nil
 }

@@ -2,14 +2,17 @@ package caddymodule
 
 import (
 	"context"
+	"errors"
 	"io"
 	"maps"
 	"net/http"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -29,6 +32,16 @@ const (
 	// may begin with comments and events of other kinds.
 	maxLooks = 8
 	maxLook  = 4 << 10
+)
+
+const (
+	// idWait is how long a client that is refused may take to send the id of its
+	// request: 1 s, a bad mobile link.
+	idWait = time.Second
+
+	// restWait is how long net/http's server may then read on, for a connection
+	// whose request was read to its end can be used again: 200 ms.
+	restWait = 200 * time.Millisecond
 )
 
 // guards is how many guards there are in the process. Without any, policies need
@@ -87,11 +100,56 @@ func (t *transit) watchBody(r *http.Request) {
 	if !hasBody(r) {
 		return
 	}
-	t.body = &body{from: r.Body}
+	t.body = &body{from: r.Body, early: buffering.Load() > 0}
 	t.reader = t.body.reader()
 	r.Body = t.reader
-	if mayRepeat(r) {
-		r.GetBody = t.body.anew
+}
+
+// chosen notes that r, the proxy's copy of the request, now goes to an upstream of
+// g, and lets net/http have the body once more if it speaks HTTP/1.1. With HTTP/2 it
+// may use it after resets that prove nothing (PROTOCOL_ERROR), and back off for a
+// minute where the server refuses: there the guard decides.
+func (t *transit) chosen(r *http.Request, g *group) {
+	if t.body == nil {
+		return
+	}
+	if t.body.early {
+		t.body.chosen()
+	}
+	if !g.speaksHTTP1() || !mayRepeat(r) {
+		return
+	}
+	anew := t.body.anew
+	if t.replay != nil {
+		anew = t.replay.anew
+	}
+	if r.GetBody = anew; g.agrees.Load() {
+		r.GetBody = func() (io.ReadCloser, error) {
+			if !g.speaksHTTP1() { // this very connection is the first that does
+				return nil, errHTTP2
+			}
+			return anew()
+		}
+	}
+}
+
+// readUntil bounds how long the client may take to send what is not in yet; the
+// zero time lifts the bound. Where the server cannot do that, nothing is bounded.
+func (t *transit) readUntil(when time.Time) {
+	_ = http.NewResponseController(t.ResponseWriter).SetReadDeadline(when)
+}
+
+// tooSlow reports whether the client's time to send the body has passed. Its request's
+// context has then ended too, over HTTP/1, but it may still wait for an answer.
+func (t *transit) tooSlow() bool {
+	return t.body != nil && errors.Is(t.body.broken(), os.ErrDeadlineExceeded)
+}
+
+// hurry bounds how long the client may keep its own answer waiting: net/http's
+// server reads on before it sends one.
+func (t *transit) hurry() {
+	if t.body != nil && !t.body.isWhole() {
+		t.readUntil(time.Now().Add(restWait))
 	}
 }
 

@@ -198,8 +198,8 @@ func (nowhere) WriteHeader(int)             {}
 // (reverseproxy/hosts.go, dialInfoCtxKey), and proxyInfoVar for whose address the
 // PROXY protocol names: our own.
 const (
-	dialInfoKey  caddy.CtxKey = "reverse_proxy.dial_info"
-	proxyInfoVar              = "reverse_proxy.proxy_protocol_info"
+	dialInfoKey  = caddy.CtxKey("reverse_proxy.dial_info")
+	proxyInfoVar = "reverse_proxy.proxy_protocol_info"
 )
 
 var ownAddr = reverseproxy.ProxyProtocolInfo{AddrPort: netip.MustParseAddrPort("127.0.0.1:0")}

@@ -1,0 +1,292 @@
+package caddymodule
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/mcphealth/mcphealth/mcphealth"
+)
+
+// slowly opens a connection and sends no more than the beginning of a request.
+func slowly(t *testing.T, e *edge, length int, beginning string) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", e.addr)
+	require.NoError(t, err)
+	t.Cleanup(func() { c.Close() })
+	_, err = fmt.Fprintf(c, "POST /mcp HTTP/1.1\r\nHost: %s\r\nContent-Length: %d\r\n\r\n%s", e.addr, length, beginning)
+	require.NoError(t, err)
+	return c
+}
+
+// answerOn reads one answer.
+func answerOn(t *testing.T, c net.Conn) reply {
+	t.Helper()
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(10*time.Second)))
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	return reply{resp.StatusCode, resp.Header, string(body)}
+}
+
+// A server may refuse an upload from its first bytes on (413, 401). The client hears
+// of it while it still sends.
+func TestEarlyAnswerReachesASlowClient(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer ln.Close()
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				_, _ = c.Read(make([]byte, 4096))
+				io.WriteString(c, "HTTP/1.1 413 x\r\nContent-Length: 5\r\nConnection: close\r\n\r\nearly")
+				c.(*net.TCPConn).CloseWrite()
+				io.Copy(io.Discard, c)
+			}()
+		}
+	}()
+	e := newEdge(t, "", guarded("", ln.Addr().String()))
+	c := slowly(t, e, 10_000_000, strings.Repeat("a", 3000))
+	done := make(chan struct{})
+	defer close(done)
+	go func() {
+		for tick := time.Tick(20 * time.Millisecond); ; {
+			select {
+			case <-done:
+				return
+			case <-tick:
+				io.WriteString(c, "aaaa")
+			}
+		}
+	}()
+	r := answerOn(t, c)
+	require.Equal(t, http.StatusRequestEntityTooLarge, r.status)
+	require.Equal(t, "early", r.body)
+}
+
+// Clients that send their bodies slowly take neither the places nor the memory of
+// those who have sent theirs.
+func TestSlowClientsTakeNoPlaces(t *testing.T) {
+	a := newServer(t, "a")
+	a.onProbe(html)
+	e := newEdge(t, "", guarded("hold 1m\nhold_max 2", a.addr))
+	waitState(t, a.addr, mcphealth.Down)
+	const slow = 10
+	for range slow {
+		slowly(t, e, maxHeldBody, "{")
+	}
+	eventually(t, func() bool { return heldBytes.Load() == slow*keptAtFirst }, "want what arrives to be reserved, not what is declared")
+	answer := make(chan reply)
+	go func() { answer <- e.call("1") }()
+	eventually(t, func() bool { return groupOf(t).room.len() == 1 }, "the call is not held")
+	a.onProbe(nil)
+	require.Equal(t, "a", (<-answer).servedBy())
+}
+
+// The hold is over when it is over, whether the body is in or not.
+func TestHoldEndsForSlowClients(t *testing.T) {
+	e := newEdge(t, "", guarded("hold 200ms", freeAddr(t)))
+	start := time.Now()
+	for _, c := range []net.Conn{
+		slowly(t, e, 100_000, `{"jsonrpc":"2.0","id":7,"method":"m",`),
+		slowly(t, e, 100, `{"jsonrpc":"2.0","id":7,"method":"m",`),
+	} {
+		r := answerOn(t, c)
+		require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
+		require.Equal(t, "7", string(decodeOutage(t, r).ID))
+	}
+	require.Less(t, time.Since(start), 5*time.Second)
+	require.Zero(t, heldBytes.Load())
+
+	t.Run("h2c", func(t *testing.T) {
+		h2c := &http.Client{Transport: &http.Transport{Protocols: protocols("h2c")}}
+		defer h2c.CloseIdleConnections()
+		body, w := io.Pipe()
+		defer w.Close()
+		go io.WriteString(w, `{"jsonrpc":"2.0","id":7,"method":"m",`)
+		resp, err := h2c.Post(e.url+"/mcp", "application/json", body)
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		require.Equal(t, http.StatusServiceUnavailable, resp.StatusCode)
+		text, _ := io.ReadAll(resp.Body)
+		require.Contains(t, string(text), `"id":7,`)
+	})
+}
+
+// Whoever is refused at once hears so at once, with the id if that has arrived.
+func TestSlowClientsAreRefusedPromptly(t *testing.T) {
+	e := newEdge(t, "", guarded("hold 0", freeAddr(t)))
+	for _, tt := range []struct{ beginning, id string }{
+		{`{"jsonrpc":"2.0","id":7,"method":"m",`, `7`},
+		{`{"jsonrpc":"2.0",`, `null`},
+	} {
+		start := time.Now()
+		r := answerOn(t, slowly(t, e, 100_000, tt.beginning))
+		require.Equal(t, http.StatusServiceUnavailable, r.status)
+		require.Equal(t, tt.id, string(decodeOutage(t, r).ID))
+		if tt.id != "null" {
+			require.Less(t, time.Since(start), idWait, "waited for a body that nobody wants")
+		}
+		require.Less(t, time.Since(start), 5*time.Second)
+	}
+}
+
+func TestReadIDReadsNoMoreThanItTakes(t *testing.T) {
+	for beginning, known := range map[string]bool{
+		``:                               false,
+		`{`:                              false,
+		`{"id":1`:                        false, // 12?
+		`{"id":12,`:                      true,
+		`{"id":"a`:                       false,
+		`{"id":"a"`:                      true,
+		`{"method":"m","params":{"id":1`: false,
+		`[`:                              true, // a batch has none
+		`hello`:                          true,
+	} {
+		assert.Equal(t, known, idIsIn([]byte(beginning)), beginning)
+	}
+	rest := strings.NewReader(strings.Repeat("x", 1<<20))
+	b := &body{from: io.MultiReader(strings.NewReader(`{"id":"mine","params":"`), rest)}
+	b.readID()
+	require.Equal(t, `"mine"`, mustJSON(t, mcphealth.RequestID(b.first())))
+	require.Equal(t, 1<<20, rest.Len(), "read on though the id was known")
+
+	b = &body{from: iotest.OneByteReader(strings.NewReader(`{"params":"` + strings.Repeat("x", 2*mcphealth.MaxIDBody)))}
+	b.readID()
+	require.Equal(t, int64(mcphealth.MaxIDBody), b.total)
+}
+
+func mustJSON(t *testing.T, id mcphealth.ID) string {
+	t.Helper()
+	text := string(mcphealth.Unavailable(http.MethodPost, id, mcphealth.Refused, 0).Body)
+	_, text, _ = strings.Cut(text, `"id":`)
+	text, _, _ = strings.Cut(text, `,"error"`)
+	return text
+}
+
+// A body that its client breaks is the client's fault: 400, and nobody looks after
+// the upstream.
+func TestBrokenBodiesAreTheClients(t *testing.T) {
+	a := newServer(t, "a")
+	e := newEdge(t, "", `request_body {
+		max_size 10KB
+	}
+	mcp_guard
+	reverse_proxy `+a.addr+` {
+		lb_policy mcp_health {
+			interval 1h
+			watch off
+		}
+	}`)
+	waitState(t, a.addr, mcphealth.Up)
+	c, err := net.Dial("tcp", e.addr)
+	require.NoError(t, err)
+	defer c.Close()
+	io.WriteString(c, "POST /mcp HTTP/1.1\r\nHost: "+e.addr+"\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{\"id\"\r\nzz\r\n")
+	require.Equal(t, http.StatusBadRequest, answerOn(t, c).status)
+
+	r := e.do(http.MethodPost, "/mcp", strings.Repeat(" ", 20_000))
+	require.Equal(t, http.StatusRequestEntityTooLarge, r.status, "the limit's own answer")
+
+	require.Equal(t, mcphealth.TierUp, checkers.list()[0].checker.Tier(), "the upstream is suspected")
+	require.Equal(t, int64(1), a.probes.Load())
+}
+
+// What a proxy with request_buffers has read before it had an upstream is held as
+// well.
+func TestBufferedBodiesAreHeld(t *testing.T) {
+	a := newServer(t, "a")
+	a.onProbe(html)
+	e := newEdge(t, "", `mcp_proxy `+a.addr+` {
+		request_buffers 2MB
+		check_fast 20ms
+		hold 1m
+	}`)
+	waitState(t, a.addr, mcphealth.Down)
+	body := `{"jsonrpc":"2.0","id":1,"method":"m","params":"` + strings.Repeat("x", 200_000) + `"}`
+	answer := make(chan reply)
+	go func() { answer <- e.do(http.MethodPost, "/mcp", body) }()
+	eventually(t, func() bool { return groupOf(t).room.len() == 1 }, "the call is not held")
+	a.onProbe(nil)
+	r := <-answer
+	require.Equal(t, "a", r.servedBy(), r.body)
+	require.Contains(t, r.body, fmt.Sprintf(`"got":%d}`, len(body)))
+	require.Equal(t, int32(1), buffering.Load())
+}
+
+// Where the upstreams live but the proxy itself takes none, the reason says why.
+func TestReasonsOfTheProxysOwn(t *testing.T) {
+	t.Run("all places taken", func(t *testing.T) {
+		a := newServer(t, "a")
+		began, end := make(chan struct{}), make(chan struct{})
+		a.on(func(w http.ResponseWriter, r *http.Request) {
+			close(began)
+			<-end
+			a.answer(w, r)
+		})
+		e := newEdge(t, "", `mcp_proxy `+a.addr+` {
+			hold 0
+			unhealthy_request_count 1
+		}`)
+		waitState(t, a.addr, mcphealth.Up)
+		answer := make(chan reply)
+		go func() { answer <- e.call("1") }()
+		<-began
+		require.Equal(t, "rate_limited", decodeOutage(t, e.call("2")).Error.Data.Reason)
+		close(end)
+		require.Equal(t, "a", (<-answer).servedBy())
+	})
+	t.Run("the proxy's own check", func(t *testing.T) {
+		a := newServer(t, "a")
+		e := newEdge(t, "", `mcp_proxy `+a.addr+` {
+			hold 0
+			health_uri /health
+			health_interval 20ms
+		}`)
+		waitState(t, a.addr, mcphealth.Up)
+		var r reply
+		eventually(t, func() bool { r = e.call("1"); return r.status == http.StatusServiceUnavailable }, "health_uri has no effect")
+		require.Equal(t, "health_down", decodeOutage(t, r).Error.Data.Reason)
+	})
+}
+
+// Documents about the server are neither held nor answered by the guard: clients
+// look for several and go on without.
+func TestMetadataIsNotHeld(t *testing.T) {
+	a := newServer(t, "a")
+	a.on(http.NotFound)
+	e := newEdge(t, "", `mcp_proxy `+a.addr+` {
+		hold 1m
+		check_fast 20ms
+	}`)
+	waitState(t, a.addr, mcphealth.Up)
+	paths := []string{"/.well-known/oauth-protected-resource/mcp", "/mcp/.well-known/openid-configuration"}
+	for _, path := range paths {
+		require.Equal(t, http.StatusNotFound, e.do(http.MethodGet, path, "").status)
+	}
+	a.onProbe(html)
+	checkers.list()[0].checker.Probe()
+	waitState(t, a.addr, mcphealth.Down)
+	for _, path := range paths {
+		r := e.do(http.MethodGet, path, "")
+		require.Equal(t, http.StatusServiceUnavailable, r.status)
+		require.Empty(t, r.body)
+		require.Empty(t, r.header.Get("X-Mcp-Health"))
+	}
+}
