@@ -96,6 +96,13 @@ func (p *Policy) Select(pool reverseproxy.UpstreamPool, r *http.Request, w http.
 	members := g.membersOf(pool)
 	t := transitOf(w, r)
 	last := g.lastPick(t, r)
+	if t != nil && t.ticket.pinned {
+		if i, ok := g.selectOwner(t, pool, members); ok {
+			g.notePick(t, r, pool, members, pool[i])
+			return pool[i]
+		}
+		return nil
+	}
 
 	tier, all := g.survey(pool, members, last)
 	if last != "" && tier == mcphealth.TierDown { // no other one remains

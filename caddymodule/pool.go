@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sort"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -89,6 +90,8 @@ type entry struct {
 	path     string
 	host     string
 	checker  *mcphealth.Checker
+	lost     atomic.Int64 // sessions that went away with it
+	drain    drain
 
 	header http.Header // as it was written
 	sent   http.Header // as probes carry it; used by the checker's goroutine only

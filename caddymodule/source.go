@@ -80,6 +80,13 @@ func (s *Source) GetUpstreams(r *http.Request) ([]*reverseproxy.Upstream, error)
 	g := s.group
 	t := transitOf(nil, r)
 	last := g.lastDialled(t, r)
+	if t != nil && t.ticket.pinned {
+		if i, ok := g.selectOwner(t, all, nil); ok {
+			t.picked = pick{group: g, byName: true}
+			return all[i : i+1 : i+1], nil
+		}
+		return nil, nil
+	}
 	best, others := mcphealth.TierDown, false
 	for _, u := range all {
 		if g.isLast(u, last) {

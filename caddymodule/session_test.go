@@ -1,0 +1,585 @@
+package caddymodule
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/mcphealth/mcphealth/mcphealth"
+)
+
+// replica is a server that gives out sessions, and knows only its own.
+type replica struct {
+	*server
+	mu       sync.Mutex
+	sessions map[string]bool
+	opened   int
+	echoes   bool // says the session's id with each answer, as the TypeScript SDK does
+	runs     atomic.Int64
+}
+
+func newReplica(t testing.TB, name string) *replica {
+	r := &replica{server: newServer(t, name), sessions: map[string]bool{}}
+	r.on(r.legacy)
+	return r
+}
+
+// restart is what a deploy does: the same address, and no session is known.
+func (r *replica) restart() {
+	r.mu.Lock()
+	r.sessions = map[string]bool{}
+	r.mu.Unlock()
+	r.revive()
+}
+
+const sessionNotFound = `{"jsonrpc":"2.0","error":{"code":-32001,"message":"Session not found"},"id":null}`
+
+func (r *replica) legacy(w http.ResponseWriter, req *http.Request) {
+	id := req.Header.Get("Mcp-Session-Id")
+	body, _ := io.ReadAll(req.Body)
+	r.mu.Lock()
+	known := r.sessions[id]
+	if mcphealth.OpensSession(req.Method, body) {
+		r.opened++
+		id = fmt.Sprintf("%s.%d", r.name, r.opened) // ids may have dots
+		r.sessions[id], known = true, true
+		w.Header().Set("Mcp-Session-Id", id)
+	}
+	if known && req.Method == http.MethodDelete {
+		delete(r.sessions, id)
+	}
+	r.mu.Unlock()
+	w.Header().Set("Content-Type", "application/json")
+	switch {
+	case !known:
+		w.WriteHeader(http.StatusNotFound)
+		io.WriteString(w, sessionNotFound)
+	case req.Method == http.MethodDelete:
+		w.WriteHeader(http.StatusNoContent)
+	case req.Method == http.MethodGet:
+		w.Header().Set("Content-Type", "text/event-stream")
+		fmt.Fprintf(w, "data: %s\n\n", r.name)
+	default:
+		r.runs.Add(1)
+		if r.echoes {
+			w.Header().Set("Mcp-Session-Id", id)
+		}
+		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":1,"result":{"served_by":%q}}`, r.name)
+	}
+}
+
+const openBody = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25"}}`
+
+// open opens a session and returns its id, as clients see it.
+func (e *edge) open() string {
+	e.t.Helper()
+	r := e.do(http.MethodPost, "/mcp", openBody)
+	require.Equal(e.t, http.StatusOK, r.status, r.body)
+	id := r.header.Get("Mcp-Session-Id")
+	require.NotEmpty(e.t, id)
+	return id
+}
+
+// in makes a call in a session.
+func (e *edge) in(session string) reply {
+	e.t.Helper()
+	return e.do(http.MethodPost, "/mcp", callBody("1"), "Mcp-Session-Id", session, "MCP-Protocol-Version", "2025-11-25")
+}
+
+// ownerOf is the name of the replica that opened the session.
+func ownerName_(session string) string { n, _, _ := strings.Cut(session, "."); return n }
+
+const secret = "0123456789abcdef"
+
+func sticky(more string, upstreams ...string) string {
+	return guarded("sticky\nsession_key "+secret+"\n"+more, upstreams...)
+}
+
+// openAt opens sessions until one is owned by the replica of this name.
+func (e *edge) openAt(name string) string {
+	e.t.Helper()
+	for range 20 {
+		if id := e.open(); ownerName_(id) == name {
+			return id
+		}
+	}
+	e.t.Fatalf("no session on %s in 20 tries", name)
+	return ""
+}
+
+func TestStickyFindsTheOwner(t *testing.T) {
+	a, b, c := newReplica(t, "a"), newReplica(t, "b"), newReplica(t, "c")
+	for name, site := range map[string]string{
+		"mcp_guard": sticky("", a.addr, b.addr, c.addr),
+		"mcp_proxy": "mcp_proxy " + a.addr + " " + b.addr + " " + c.addr + " {\nsticky\nsession_key " + secret + "\n}",
+		"dynamic upstreams": `mcp_guard {
+			sticky
+		}
+		reverse_proxy {
+			dynamic multi {
+				source static_test ` + a.addr + ` ` + b.addr + ` ` + c.addr + `
+			}
+			lb_policy mcp_health
+		}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			if strings.Contains(name, "dynamic") {
+				t.Skip("see TestStickyDynamic")
+			}
+			e := newEdge(t, "", site)
+			owners := map[string]int{}
+			for range 30 {
+				id := e.open()
+				owner := ownerName_(id)
+				owners[owner]++
+				require.LessOrEqual(t, len(id), len("a.100")+24)
+				for range 5 {
+					r := e.in(id)
+					require.Equal(t, owner, r.servedBy(), "status %d", r.status)
+				}
+				require.Contains(t, e.do(http.MethodGet, "/mcp", "", "Mcp-Session-Id", id).body, "data: "+owner)
+				require.Equal(t, http.StatusNoContent, e.do(http.MethodDelete, "/mcp", "", "Mcp-Session-Id", id).status)
+				r := e.in(id)
+				require.Equal(t, http.StatusNotFound, r.status)
+				require.Equal(t, sessionNotFound, r.body, "the owner's own 404 is passed on")
+			}
+			require.Len(t, owners, 3)
+		})
+	}
+}
+
+// With sources whose lists are made anew for each request.
+func TestStickyDynamic(t *testing.T) {
+	a, b := newReplica(t, "a"), newReplica(t, "b")
+	for name, site := range map[string]string{
+		"policy": `mcp_guard {
+			sticky
+		}
+		reverse_proxy {
+			dynamic fleet
+			lb_policy mcp_health {
+				interval 200ms
+				fast 20ms
+			}
+		}`,
+		"source": `mcp_guard {
+			sticky
+		}
+		reverse_proxy {
+			dynamic mcp_health {
+				source fleet
+				interval 200ms
+				fast 20ms
+			}
+			lb_policy round_robin
+		}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			fleet.set(a.addr, b.addr)
+			e := newEdge(t, "", site)
+			ids := []string{}
+			for range 30 {
+				ids = append(ids, e.open())
+			}
+			for range 3 {
+				for _, id := range ids {
+					r := e.in(id)
+					require.Equal(t, ownerName_(id), r.servedBy(), "status %d", r.status)
+				}
+			}
+		})
+	}
+}
+
+// Servers that say the id with each answer must say it as the client knows it.
+func TestStickyEchoesTheClientsID(t *testing.T) {
+	a, b := newReplica(t, "a"), newReplica(t, "b")
+	a.echoes, b.echoes = true, true
+	e := newEdge(t, "", sticky("", a.addr, b.addr))
+	id := e.open()
+	require.Equal(t, id, e.in(id).header.Get("Mcp-Session-Id"))
+	// one that was opened before the guard was sticky
+	bare := id[:len(id)-24]
+	eventually(t, func() bool { return e.in(bare).status == http.StatusOK }, "the bare id never met its owner")
+	for range 4 {
+		if r := e.in(bare); r.status == http.StatusOK {
+			require.Equal(t, bare, r.header.Get("Mcp-Session-Id"))
+		}
+	}
+}
+
+// What is no tag of ours goes on as it is, wherever the policy sends it.
+func TestStickyForgedTags(t *testing.T) {
+	a, b := newReplica(t, "a"), newReplica(t, "b")
+	seen := make(chan string, 1)
+	for _, r := range []*replica{a, b} {
+		r.on(func(w http.ResponseWriter, r *http.Request) { seen <- r.Header.Get("Mcp-Session-Id") })
+	}
+	e := newEdge(t, "", sticky("", a.addr, b.addr))
+	foreign := mcphealth.NewSessionKey([]byte("another secret, of another edge"))
+	mine := keyOf(secret)
+	tag := mine.Tag("x", mine.Owner("tcp/"+a.addr))[1:]
+	for _, id := range []string{
+		"plain", "with.dots.in.it", "x." + strings.Repeat("A", 23), foreign.Tag("x", foreign.Owner("tcp/"+a.addr)),
+		"y" + tag, strings.Repeat("z", 8000) + tag, "." + strings.Repeat("_", 23),
+	} {
+		e.in(id)
+		require.Equal(t, id, <-seen)
+	}
+	e.in("x" + tag)
+	require.Equal(t, "x", <-seen, "a tag of ours is taken off")
+}
+
+// Requests of the era without sessions go anywhere and are left as they are.
+func TestStickyNeverPinsModernRequests(t *testing.T) {
+	a, b := newReplica(t, "a"), newReplica(t, "b")
+	e := newEdge(t, "", sticky("", a.addr, b.addr))
+	waitState(t, a.addr, mcphealth.Up)
+	waitState(t, b.addr, mcphealth.Up)
+	id := e.openAt("a")
+	var at sync.Map
+	for _, r := range []*replica{a, b} {
+		r.on(func(w http.ResponseWriter, req *http.Request) {
+			at.Store(r.name, req.Header.Get("Mcp-Session-Id"))
+			w.Header().Set("Mcp-Session-Id", req.Header.Get("Mcp-Session-Id"))
+		})
+	}
+	for range 4 {
+		r := e.do(http.MethodPost, "/mcp", callBody("1"), "Mcp-Session-Id", id, "MCP-Protocol-Version", "2026-07-28")
+		require.Equal(t, http.StatusOK, r.status)
+	}
+	for _, name := range []string{"a", "b"} {
+		got, _ := at.Load(name)
+		require.Equal(t, id, got, "at %s", name)
+	}
+}
+
+// The key is the same after a reload, after a restart, and on another edge with the
+// same storage.
+func TestStickyKeyIsKept(t *testing.T) {
+	a, b := newReplica(t, "a"), newReplica(t, "b")
+	store := t.TempDir()
+	site := guarded("sticky", a.addr, b.addr)
+	e := &edge{t: t, addr: freeAddr(t)}
+	e.url = "http://" + e.addr
+	load := func(more string) {
+		text := strings.Replace(string(e.adapt("", strings.Replace(site, "sticky", "sticky\n"+more, 1))), e.storage, store, 1)
+		require.NoError(t, caddy.Load([]byte(text), true))
+	}
+	load("")
+	t.Cleanup(func() { caddy.Stop(); forgetAll(t) })
+	ids := []string{}
+	for range 10 {
+		ids = append(ids, e.open())
+	}
+	check := func(when string) {
+		t.Helper()
+		for _, id := range ids {
+			require.Equal(t, ownerName_(id), e.in(id).servedBy(), when)
+		}
+	}
+	check("at first")
+	load("hold 9s")
+	check("after a reload")
+	require.NoError(t, caddy.Stop())
+	forgetAll(t)
+	keys.Clear() // as a new process
+	load("")
+	check("after a restart")
+}
+
+// Edges that start at the same time agree on one key.
+func TestStickyKeyRace(t *testing.T) {
+	root := t.TempDir()
+	storages := make([]storage, 8)
+	for i := range storages {
+		storages[i] = fileStorage(t, root)
+	}
+	got := make([]string, len(storages))
+	var wg sync.WaitGroup
+	for i, s := range storages {
+		wg.Go(func() {
+			var err error
+			got[i], err = storedSecret(t.Context(), s)
+			assert.NoError(t, err)
+		})
+	}
+	wg.Wait()
+	for _, s := range got {
+		require.Equal(t, got[0], s)
+		require.GreaterOrEqual(t, len(s), minSecret)
+	}
+}
+
+func TestStickyKeyErrors(t *testing.T) {
+	t.Setenv("MCP_TEST_SHORT", "short")
+	t.Setenv("MCP_TEST_KEY", "0123456789abcdef\n")
+	for key, want := range map[string]string{
+		"short": "5 bytes, want at least 16", "{env.MCP_TEST_SHORT}": "5 bytes", "{env.MCP_TEST_NONE}": "empty", "{nothing.like.it}": "unrecognized", "{env.MCP_TEST_KEY}": "",
+	} {
+		k, err := sessionKey(caddy.Context{}, key)
+		if want == "" {
+			require.NoError(t, err)
+			require.Same(t, keyOf(secret), k, "white space at the end of a file is none of the key")
+			continue
+		}
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, err, "session_key")
+	}
+}
+
+// The owner comes back within the grace: the call waits for it, and nobody else gets
+// it. What it says then is its own business.
+func TestStickyWaitsForTheOwner(t *testing.T) {
+	a, b := newReplica(t, "a"), newReplica(t, "b")
+	e := newEdge(t, "", sticky("", a.addr, b.addr))
+	waitState(t, a.addr, mcphealth.Up)
+	id := e.openAt("a")
+	a.kill()
+	answer := make(chan reply, 1)
+	go func() { answer <- e.in(id) }()
+	waitState(t, a.addr, mcphealth.Down)
+	time.Sleep(200 * time.Millisecond)
+	before := b.calls.Load()
+	a.revive() // the same process, in effect: it knows its sessions
+	require.Equal(t, "a", (<-answer).servedBy())
+	require.Equal(t, before, b.calls.Load(), "another upstream got the call")
+
+	a.kill()
+	go func() { answer <- e.in(id) }()
+	waitState(t, a.addr, mcphealth.Down)
+	a.restart()
+	r := <-answer
+	require.Equal(t, http.StatusNotFound, r.status)
+	require.Equal(t, sessionNotFound, r.body, "the recreated owner's 404 passes untouched")
+	require.Empty(t, r.header.Get("X-Mcp-Health"))
+}
+
+func TestStickyOwnerIsGone(t *testing.T) {
+	tests := []struct {
+		name, options string
+		alone         bool // nobody else is up
+		want          int
+	}{
+		{name: "within the grace", options: "hold 50ms", want: 503},
+		{name: "within the grace, without waiting", options: "hold 0", want: 503},
+		{name: "grace over", options: "session_grace 100ms\nhold 5s", want: 404},
+		{name: "grace over, without waiting", options: "session_grace 0\nhold 0", want: 404},
+		{name: "nobody else is up", options: "session_grace 0\nhold 50ms", alone: true, want: 503},
+		{name: "on_lost 503", options: "session_grace 0\nhold 50ms\non_lost 503", want: 503},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			a, b := newReplica(t, "a"), newReplica(t, "b")
+			e := newEdge(t, "", sticky(tt.options, a.addr, b.addr))
+			waitState(t, a.addr, mcphealth.Up)
+			waitState(t, b.addr, mcphealth.Up)
+			id := e.openAt("a")
+			a.kill()
+			waitState(t, a.addr, mcphealth.Down)
+			if tt.alone {
+				b.kill()
+				waitState(t, b.addr, mcphealth.Down)
+			}
+			before, lost := b.calls.Load(), lostSessions.Load()
+			for _, method := range []string{http.MethodPost, http.MethodGet, http.MethodDelete} {
+				body, wantID := "", "null"
+				if method == http.MethodPost {
+					body, wantID = callBody(`"mine"`), `"mine"`
+				}
+				r := e.do(method, "/mcp", body, "Mcp-Session-Id", id)
+				require.Equal(t, tt.want, r.status, r.body)
+				o := decodeOutage(t, r)
+				require.Equal(t, wantID, string(o.ID))
+				require.Equal(t, tt.want, o.Error.Code)
+				require.NotEmpty(t, o.Error.Data.Reason)
+				require.Equal(t, o.Error.Data.Reason, r.header.Get("X-Mcp-Health"))
+				require.Equal(t, tt.want == 503, r.header.Get("Retry-After") != "")
+				require.NotContains(t, r.body, "127.0.0.1")
+			}
+			require.Equal(t, before, b.calls.Load(), "another upstream got a call of the session")
+			if tt.want == 404 {
+				require.Equal(t, lost+3, lostSessions.Load())
+				require.Equal(t, int64(3), entryOf(a.addr).lost.Load())
+				require.Equal(t, "b", ownerName_(e.open()), "a new session opens at once")
+				// some clients keep the old id when they open a new session
+				r := e.do(http.MethodPost, "/mcp", openBody, "Mcp-Session-Id", id)
+				require.Equal(t, http.StatusOK, r.status, r.body)
+				require.Equal(t, "b", ownerName_(r.header.Get("Mcp-Session-Id")))
+			}
+		})
+	}
+}
+
+// A held call is given up when the grace ends, not when the hold does.
+func TestStickyHoldEndsWithTheGrace(t *testing.T) {
+	a, b := newReplica(t, "a"), newReplica(t, "b")
+	e := newEdge(t, "", sticky("session_grace 500ms\nhold 20s", a.addr, b.addr))
+	waitState(t, a.addr, mcphealth.Up)
+	waitState(t, b.addr, mcphealth.Up)
+	id := e.openAt("a")
+	a.kill()
+	waitState(t, a.addr, mcphealth.Down)
+	start := time.Now()
+	r := e.in(id)
+	require.Equal(t, http.StatusNotFound, r.status, r.body)
+	require.Less(t, time.Since(start), 5*time.Second)
+	require.Zero(t, heldBytes.Load())
+}
+
+// An owner that the configuration no longer names counts as down from the first
+// request that misses it; named again, it is found again.
+func TestStickyOwnerIsRemoved(t *testing.T) {
+	a, b := newReplica(t, "a"), newReplica(t, "b")
+	options := "session_grace 400ms\nhold 0"
+	e := newEdge(t, "", sticky(options, a.addr, b.addr))
+	id := e.openAt("a")
+	e.load("", sticky(options, b.addr))
+	waitState(t, b.addr, mcphealth.Up)
+	r := e.in(id)
+	require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
+	require.Equal(t, "route_absent", r.header.Get("X-Mcp-Health"))
+	e.load("", sticky(options, a.addr, b.addr))
+	require.Equal(t, "a", e.in(id).servedBy())
+	require.Zero(t, missing.n.Load())
+	e.load("", sticky(options, b.addr))
+	require.Equal(t, http.StatusServiceUnavailable, e.in(id).status, "the grace begins anew")
+	time.Sleep(450 * time.Millisecond)
+	r = e.in(id)
+	require.Equal(t, http.StatusNotFound, r.status, r.body)
+	require.Equal(t, "route_absent", r.header.Get("X-Mcp-Health"))
+}
+
+// Without health of ours behind it the guard does not know who answered.
+func TestStickyWithoutOurPolicy(t *testing.T) {
+	a := newReplica(t, "a")
+	e := newEdge(t, "", "mcp_guard {\nsticky\n}\nreverse_proxy "+a.addr)
+	id := e.open()
+	require.Equal(t, "a.1", id)
+	require.Equal(t, "a", e.in(id).servedBy())
+}
+
+// Sessions of a killed owner are never run elsewhere, whatever the proxy would retry.
+func TestStickyNeverRunsElsewhere(t *testing.T) {
+	a, b := newReplica(t, "a"), newReplica(t, "b")
+	e := newEdge(t, "", sticky("hold 2s", a.addr, b.addr))
+	waitState(t, a.addr, mcphealth.Up)
+	waitState(t, b.addr, mcphealth.Up)
+	var ids []string
+	for range 10 {
+		ids = append(ids, e.openAt("a"))
+	}
+	before := b.runs.Load()
+	var wg sync.WaitGroup
+	var ok, bad atomic.Int64
+	for _, id := range ids {
+		wg.Go(func() {
+			for range 10 {
+				r, err := e.try(http.MethodPost, "/mcp", callBody("1"), "Mcp-Session-Id", id)
+				if err == nil && r.servedBy() == "a" {
+					ok.Add(1)
+				} else if err != nil || r.status != http.StatusBadGateway {
+					bad.Add(1)
+					t.Errorf("%v %d %s", err, r.status, r.body)
+				}
+			}
+		})
+	}
+	for range 3 {
+		time.Sleep(30 * time.Millisecond)
+		a.kill()
+		time.Sleep(30 * time.Millisecond)
+		a.revive()
+	}
+	wg.Wait()
+	require.Equal(t, before, b.runs.Load())
+	require.NotZero(t, ok.Load())
+}
+
+// A stream of a session passes as it comes, and ends with its owner.
+func TestStickyStream(t *testing.T) {
+	a, b := newReplica(t, "a"), newReplica(t, "b")
+	e := newEdge(t, "", sticky("", a.addr, b.addr))
+	id := e.openAt("b")
+	b.on(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, "data: hello\n\n")
+		http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	})
+	req, _ := http.NewRequest(http.MethodGet, e.url+"/mcp", nil)
+	req.Header.Set("Mcp-Session-Id", id)
+	resp, err := client.Do(req)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	line, err := bufio.NewReader(resp.Body).ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "data: hello\n", line)
+}
+
+func entryOf(addr string) *entry {
+	for _, e := range checkers.list() {
+		if e.upstream == addr {
+			return e
+		}
+	}
+	return nil
+}
+
+// The way of a pinned request through the policy allocates nothing; the guard makes
+// the strings of one header.
+func TestStickyAllocates(t *testing.T) {
+	a, b := newServer(t, "a"), newServer(t, "b")
+	p, h := provisioned(t, `{"policy":"mcp_health","interval":"1h"}`, a.addr, b.addr)
+	waitState(t, a.addr, mcphealth.Up)
+	waitState(t, b.addr, mcphealth.Up)
+	g := &Guard{key: keyOf(secret), drainTimeout: time.Hour}
+	owner := g.key.Owner(ownerName(b.addr))
+	id := g.key.Tag("9f86d081-884c-4d63-a3b5-1f0c5e1d2a3b", owner)
+	r := request(t)
+	r.Header.Set("Mcp-Session-Id", id)
+	r.Header.Set("MCP-Protocol-Version", "2025-11-25")
+	tr := &transit{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: httptest.NewRecorder()}, req: r}
+	n := testing.AllocsPerRun(1000, func() {
+		r.Header[sessionField][0] = id
+		tr.readTicket(g, r)
+		if u := p.Select(h.Upstreams, r, tr); u == nil || u.Dial != b.addr {
+			t.Fatal("not the owner")
+		}
+		tr.settle()
+		tr.Header()[sessionField] = []string{tr.ticket.id}
+		tr.stampTicket()
+		tr.picked = pick{}
+	})
+	if n > 1 && !raceEnabled { // the slice that the test itself makes
+		t.Errorf("a pinned request allocates %v times, want none", n-1)
+	}
+	n = testing.AllocsPerRun(1000, func() {
+		tr.ticket = ticket{guard: g}
+		p.Select(h.Upstreams, r, tr)
+		tr.settle()
+		tr.Header()[sessionField] = []string{"9f86d081-884c-4d63-a3b5-1f0c5e1d2a3b"}
+		tr.stampTicket()
+		tr.picked = pick{}
+	})
+	if n > 2 && !raceEnabled {
+		t.Errorf("a new session allocates %v times, want once", n-1)
+	}
+}
+
+var _ = json.Valid
+var _ context.Context
