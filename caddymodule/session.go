@@ -225,7 +225,7 @@ const maxMissing = 10_000
 
 type absentees struct {
 	n  atomic.Int32
-	mu sync.Mutex
+	mu sync.RWMutex
 	at map[mcphealth.Owner]time.Time
 }
 
@@ -248,6 +248,12 @@ func (a *absentees) since(o mcphealth.Owner) time.Time {
 // found says that the owner is there.
 func (a *absentees) found(o mcphealth.Owner) {
 	if a.n.Load() == 0 {
+		return
+	}
+	a.mu.RLock()
+	_, missed := a.at[o]
+	a.mu.RUnlock()
+	if !missed {
 		return
 	}
 	a.mu.Lock()
