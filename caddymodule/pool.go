@@ -89,6 +89,8 @@ type entry struct {
 	upstream string // the address as the configuration says it
 	path     string
 	host     string
+	network  string
+	address  string
 	checker  *mcphealth.Checker
 	lost     atomic.Int64 // sessions that went away with it
 	drain    drain
@@ -135,9 +137,11 @@ func (p *pool) acquire(q question, upstream string, owner *App, line func() *mcp
 	}
 	e := &entry{
 		id: id, upstream: upstream, path: pathOf(q.Target.URL), host: q.Target.Host,
+		network: q.Network, address: q.Address,
 		header: q.Target.Header, sent: target.Header,
 		checker: checker, refs: 1, owner: owner,
 	}
+	e.drain.since.Store(p.drainOf(q, e.path))
 	checker.OnChange(func(c mcphealth.Change) { announce(e, c) })
 	if len(e.header) > 0 {
 		checker.OnResult(e.renew)
@@ -159,6 +163,20 @@ func (e *entry) renew(r mcphealth.Result) {
 	if r.Reason == mcphealth.CredentialsRejected {
 		e.checker.Probe()
 	}
+}
+
+// drainOf is since when the same endpoint drains, asked in another way: a reload that
+// changes the question does not end a drain. The caller holds p.mu.
+func (p *pool) drainOf(q question, path string) int64 {
+	if !everDrained.Load() {
+		return 0 // the usual case, of 10,000 upstreams at the start, too
+	}
+	for _, e := range p.entries {
+		if ns := e.drain.since.Load(); ns != 0 && e.network == q.Network && e.address == q.Address && e.path == path {
+			return ns
+		}
+	}
+	return 0
 }
 
 // release gives one reference back. After the last one the checker rests: it asks

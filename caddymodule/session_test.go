@@ -87,7 +87,7 @@ const openBody = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"proto
 // open opens a session and returns its id, as clients see it.
 func (e *edge) open() string {
 	e.t.Helper()
-	r := e.do(http.MethodPost, "/mcp", openBody)
+	r := e.post(openBody)
 	require.Equal(e.t, http.StatusOK, r.status, r.body)
 	id := r.header.Get("Mcp-Session-Id")
 	require.NotEmpty(e.t, id)
@@ -97,7 +97,17 @@ func (e *edge) open() string {
 // in makes a call in a session.
 func (e *edge) in(session string) reply {
 	e.t.Helper()
-	return e.do(http.MethodPost, "/mcp", callBody("1"), "Mcp-Session-Id", session, "MCP-Protocol-Version", "2025-11-25")
+	return e.post(callBody("1"), "Mcp-Session-Id", session, "MCP-Protocol-Version", "2025-11-25")
+}
+
+// post posts, and once more if it met the end of a connection: a reload of Caddy resets
+// those that it has not yet accepted.
+func (e *edge) post(body string, header ...string) reply {
+	e.t.Helper()
+	if r, err := e.try(http.MethodPost, "/mcp", body, header...); err == nil {
+		return r
+	}
+	return e.do(http.MethodPost, "/mcp", body, header...)
 }
 
 // openedBy is the name of the replica that opened the session.
@@ -558,6 +568,103 @@ func TestStickyAllocates(t *testing.T) {
 	if n > 2 && !raceEnabled {
 		t.Errorf("a new session allocates %v times, want once", n-1)
 	}
+}
+
+// adminDo asks the admin API about the upstream.
+func adminDo(t *testing.T, addr, action string) {
+	t.Helper()
+	status, body := admin(t, http.MethodPost, "/mcp_health/upstreams/"+entryOf(addr).id+"/"+action)
+	require.Equal(t, http.StatusOK, status, body)
+}
+
+// An upstream that drains gets no new work while others can take it; its sessions go
+// on, until the drain timeout.
+func TestDrain(t *testing.T) {
+	a, b := newReplica(t, "a"), newReplica(t, "b")
+	site := sticky("hold 0", a.addr, b.addr)
+	e := newEdge(t, "", site)
+	waitState(t, a.addr, mcphealth.Up)
+	waitState(t, b.addr, mcphealth.Up)
+	id := e.openAt("a")
+	adminDo(t, a.addr, "drain")
+	check := func(when string) {
+		t.Helper()
+		for range 10 {
+			require.Equal(t, "b", openedBy(e.open()), when)
+		}
+		require.Equal(t, "a", e.in(id).servedBy(), when)
+	}
+	check("drained")
+	e.load("", strings.Replace(site, "200ms", "300ms", 1)) // another question
+	client.CloseIdleConnections()
+	waitState2(t, a.addr, mcphealth.Up)
+	check("after a reload")
+	b.kill()
+	eventually(t, func() bool {
+		r := e.do(http.MethodPost, "/mcp", openBody)
+		return r.status == http.StatusOK && openedBy(r.header.Get("Mcp-Session-Id")) == "a"
+	}, "nobody else can take it, and yet it gets nothing")
+	b.revive()
+	eventually(t, func() bool { return openedBy(e.open()) == "b" }, "b is not back")
+
+	e.load("", sticky("hold 0\ndrain_timeout 1ms", a.addr, b.addr))
+	client.CloseIdleConnections()
+	r := e.in(id)
+	require.Equal(t, http.StatusNotFound, r.status, r.body)
+	require.Equal(t, "draining", r.header.Get("X-Mcp-Health"))
+
+	adminDo(t, a.addr, "resume")
+	for _, entry := range checkers.list() {
+		require.Zero(t, entry.drain.since.Load(), "one way to ask still drains")
+	}
+	require.Equal(t, "a", e.in(id).servedBy(), "resumed, the session is there again")
+	require.Equal(t, "a", openedBy(e.openAt("a")))
+}
+
+// A server drains by its own word, in the header of its answers; clients do not see it.
+func TestDrainByTheServer(t *testing.T) {
+	a, b := newReplica(t, "a"), newReplica(t, "b")
+	site := strings.Replace(sticky("", a.addr, b.addr), "200ms", "1h", 1)
+	e := newEdge(t, "", site)
+	waitState(t, a.addr, mcphealth.Up)
+	waitState(t, b.addr, mcphealth.Up)
+	id := e.openAt("a")
+	drains := func(f http.HandlerFunc) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Mcp-Health-Drain", "1")
+			f(w, r)
+		}
+	}
+	a.on(drains(a.legacy))
+	a.onProbe(drains(a.answer))
+	r := e.in(id)
+	require.Equal(t, "a", r.servedBy())
+	require.Empty(t, r.header.Get("Mcp-Health-Drain"))
+	s := waitState(t, a.addr, mcphealth.UpDegraded) // long before the next probe was due
+	require.Equal(t, mcphealth.Draining, s.Reason)
+	for range 10 {
+		require.Equal(t, "b", openedBy(e.open()))
+	}
+	require.Equal(t, "a", e.in(id).servedBy())
+	require.False(t, entryOf(a.addr).drainingSince().IsZero())
+	a.on(a.legacy)
+	a.onProbe(nil)
+	entryOf(a.addr).checker.Probe()
+	waitState(t, a.addr, mcphealth.Up)
+	require.Equal(t, "a", openedBy(e.openAt("a")))
+}
+
+// waitState2 waits until one of the upstream's checkers in use says state.
+func waitState2(t *testing.T, addr string, state mcphealth.State) {
+	t.Helper()
+	eventually(t, func() bool {
+		for _, e := range checkers.list() {
+			if e.upstream == addr && checkers.inUse(e) > 0 && e.checker.Snapshot().State == state {
+				return true
+			}
+		}
+		return false
+	}, "upstream %s: no checker in use says %s", addr, state)
 }
 
 func fileStorage(t *testing.T, root string) storage {

@@ -140,6 +140,7 @@ func (t *transit) answerBegins() {
 	}
 	t.findPick()
 	t.stampTicket()
+	t.hearDrain()
 	if t.picked.member == nil || t.picked.done {
 		return
 	}
