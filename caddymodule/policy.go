@@ -104,17 +104,18 @@ func (p *Policy) Select(pool reverseproxy.UpstreamPool, r *http.Request, w http.
 		return nil
 	}
 
-	tier, all := g.survey(pool, members, last)
+	roll := g.roll()
+	tier, all := g.survey(roll, pool, members, last)
 	if last != "" && tier == mcphealth.TierDown { // no other one remains
 		last = ""
-		tier, all = g.survey(pool, members, last)
+		tier, all = g.survey(roll, pool, members, last)
 	}
 	var chosen *reverseproxy.Upstream
 	switch {
 	case all:
 		chosen = p.fallback.Select(pool, r, w)
 	case tier != mcphealth.TierDown:
-		chosen = p.selectFrom(pool, members, tier, last, r, w)
+		chosen = p.selectFrom(roll, pool, members, tier, last, r, w)
 	}
 	g.notePick(t, r, pool, members, chosen)
 	return chosen
@@ -124,10 +125,10 @@ func (p *Policy) Select(pool reverseproxy.UpstreamPool, r *http.Request, w http.
 var pools = sync.Pool{New: func() any { return new(reverseproxy.UpstreamPool) }}
 
 // selectFrom has the fallback choose among the upstreams of one tier.
-func (p *Policy) selectFrom(pool reverseproxy.UpstreamPool, members []*member, tier mcphealth.Tier, last string, r *http.Request, w http.ResponseWriter) *reverseproxy.Upstream {
+func (p *Policy) selectFrom(roll roll, pool reverseproxy.UpstreamPool, members []*member, tier mcphealth.Tier, last string, r *http.Request, w http.ResponseWriter) *reverseproxy.Upstream {
 	part := pools.Get().(*reverseproxy.UpstreamPool)
 	for i, u := range pool {
-		if u.Dial != last && p.group.tierOf(members, i, u) == tier {
+		if u.Dial != last && p.group.tierFor(roll, members, i, u) == tier {
 			*part = append(*part, u)
 		}
 	}
@@ -161,11 +162,11 @@ func (g *group) tierOf(members []*member, i int, u *reverseproxy.Upstream) mcphe
 // survey finds the best tier in which pool has an upstream that can take a
 // request, the one that failed this request last aside. all: every one is up, so
 // that pool can be handed on as it is.
-func (g *group) survey(pool reverseproxy.UpstreamPool, members []*member, last string) (best mcphealth.Tier, all bool) {
+func (g *group) survey(roll roll, pool reverseproxy.UpstreamPool, members []*member, last string) (best mcphealth.Tier, all bool) {
 	if last == "" {
 		all = len(pool) > 0
 		for i, u := range pool {
-			if g.tierOf(members, i, u) != mcphealth.TierUp {
+			if g.tierFor(roll, members, i, u) != mcphealth.TierUp {
 				all = false
 				break
 			}
@@ -179,7 +180,7 @@ func (g *group) survey(pool reverseproxy.UpstreamPool, members []*member, last s
 		if u.Dial == last {
 			continue
 		}
-		if tier := g.tierOf(members, i, u); tier < best && u.Available() {
+		if tier := g.tierFor(roll, members, i, u); tier < best && u.Available() {
 			best = tier
 		}
 	}
@@ -314,6 +315,7 @@ func (g *group) memberOf(dial string) *member {
 //	    error_rate  <percent>
 //	    watch       on|off
 //	    passive     on|off
+//	    slow_start   <duration>
 //	}
 //
 // header and expect_tool may be given more than once. What is not given is taken

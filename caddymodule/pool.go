@@ -94,6 +94,7 @@ type entry struct {
 	checker  *mcphealth.Checker
 	lost     atomic.Int64 // sessions that went away with it
 	drain    drain
+	upAgain  atomic.Int64 // when it last came back, Unix nanoseconds; 0: never
 
 	header http.Header // as it was written
 	sent   http.Header // as probes carry it; used by the checker's goroutine only
@@ -142,6 +143,7 @@ func (p *pool) acquire(q question, upstream string, owner *App, line func() *mcp
 		checker: checker, refs: 1, owner: owner,
 	}
 	e.drain.since.Store(p.drainOf(q, e.path))
+	checker.OnChange(e.noteRecovery)
 	checker.OnChange(func(c mcphealth.Change) { announce(e, c) })
 	if len(e.header) > 0 {
 		checker.OnResult(e.renew)

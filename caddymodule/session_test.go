@@ -621,6 +621,49 @@ func TestDrain(t *testing.T) {
 	require.Equal(t, "a", openedBy(e.openAt("a")))
 }
 
+// After a recovery new work ramps up; without slow_start it is there at once.
+func TestSlowStart(t *testing.T) {
+	a, b := newServer(t, "a"), newServer(t, "b")
+	for _, slow := range []string{"", "slow_start 2s"} {
+		e := newEdge(t, "", "reverse_proxy "+a.addr+" "+b.addr+" {\nlb_policy mcp_health {\ninterval 100ms\nfast 10ms\n"+slow+"\n}\n}")
+		waitState(t, a.addr, mcphealth.Up)
+		waitState(t, b.addr, mcphealth.Up)
+		share := func() int {
+			n := 0
+			for range 200 {
+				if e.call("1").servedBy() == "a" {
+					n++
+				}
+			}
+			return n
+		}
+		if n := share(); n < 60 {
+			t.Errorf("%q: %d of 200 before any outage, want about half", slow, n)
+		}
+		a.onProbe(html)
+		waitState(t, a.addr, mcphealth.Down)
+		a.onProbe(nil)
+		waitState(t, a.addr, mcphealth.Up)
+		early := share()
+		if slow == "" && early < 60 || slow != "" && early > 50 {
+			t.Errorf("%q: %d of 200 at once after the recovery", slow, early)
+		}
+		eventually(t, func() bool { return share() >= 60 }, "%q: never its full share", slow)
+		b.kill()
+		waitState(t, b.addr, mcphealth.Down)
+		a.onProbe(html)
+		waitState(t, a.addr, mcphealth.Down)
+		a.onProbe(nil)
+		waitState(t, a.addr, mcphealth.Up)
+		if n := share(); n != 200 {
+			t.Errorf("%q: %d of 200 although nobody else is there", slow, n)
+		}
+		b.revive()
+		require.NoError(t, caddy.Stop())
+		forgetAll(t)
+	}
+}
+
 // A server drains by its own word, in the header of its answers; clients do not see it.
 func TestDrainByTheServer(t *testing.T) {
 	a, b := newReplica(t, "a"), newReplica(t, "b")
