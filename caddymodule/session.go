@@ -131,28 +131,51 @@ func (m *member) owner(key *mcphealth.SessionKey) mcphealth.Owner {
 // whether it can take the request. It notes in t what keeps it from that: nobody
 // else may be asked, for nobody else knows the session.
 func (g *group) selectOwner(t *transit, pool []*reverseproxy.Upstream, members []*member) (int, bool) {
-	key := t.ticket.guard.key
+	guard := t.ticket.guard
 	for i, u := range pool {
 		m := g.memberAt(members, i, u)
 		owner := mcphealth.Owner(0)
 		if m != nil {
-			owner = m.owner(key)
+			owner = m.owner(guard.key)
 		} else {
-			owner = key.Owner(ownerName(u.Dial))
+			owner = guard.key.Owner(ownerName(u.Dial))
 		}
 		if owner != t.ticket.owner {
 			continue
 		}
 		missing.found(owner)
-		gone := m.goneSince(t.ticket.guard.drainTimeout)
+		gone := m.goneSince()
 		if gone.IsZero() && g.tierOf(members, i, u) != mcphealth.TierDown && u.Available() {
-			return i, true
+			if guard.keepLost || !m.drainOver(guard.drainTimeout) || !g.othersUp(pool, members, i) {
+				return i, true
+			}
+			gone = longAgo
 		}
 		t.picked = pick{group: g, none: true, owner: m, gone: gone, others: g.othersUp(pool, members, i)}
 		return i, false
 	}
 	t.picked = pick{group: g, none: true, gone: missing.since(t.ticket.owner), others: g.othersUp(pool, members, -1)}
+	if m := g.unlisted(guard.key, t.ticket.owner); m != nil {
+		t.picked.owner = m
+		if gone := m.goneSince(); !gone.IsZero() && gone.Before(t.picked.gone) {
+			t.picked.gone = gone // it was down before it left the list
+		}
+	}
 	return -1, false
+}
+
+// unlisted finds an owner that a dynamic source gave until a while ago.
+func (g *group) unlisted(key *mcphealth.SessionKey, owner mcphealth.Owner) *member {
+	all := g.dynamic.Load()
+	if all == nil {
+		return nil
+	}
+	for _, m := range *all {
+		if m.owner(key) == owner {
+			return m
+		}
+	}
+	return nil
 }
 
 // memberAt is the member for the upstream at a position of pool; nil: none yet.
@@ -177,22 +200,25 @@ func (g *group) othersUp(pool []*reverseproxy.Upstream, members []*member, not i
 // longAgo is when an owner went away whose sessions get no grace.
 var longAgo = time.Unix(1, 0)
 
-// goneSince is when the upstream went down; zero: it did not. One that has been
-// draining for the whole drain timeout has had its time.
-func (m *member) goneSince(drainTimeout time.Duration) time.Time {
-	if m == nil || m.entry == nil {
-		return time.Time{}
-	}
-	if since := m.entry.drainingSince(); !since.IsZero() && time.Since(since) > drainTimeout {
-		return longAgo
-	}
-	if m.entry.checker.Tier() != mcphealth.TierDown {
+// goneSince is when the upstream went down; zero: it did not.
+func (m *member) goneSince() time.Time {
+	if m == nil || m.entry == nil || m.entry.checker.Tier() != mcphealth.TierDown {
 		return time.Time{}
 	}
 	if s := m.entry.checker.Snapshot(); s.State == mcphealth.Down {
 		return s.Since
 	}
 	return time.Time{}
+}
+
+// drainOver reports whether the upstream has been draining for longer than that: its
+// sessions have had their time.
+func (m *member) drainOver(timeout time.Duration) bool {
+	if m == nil || m.entry == nil {
+		return false
+	}
+	since := m.entry.drainingSince()
+	return !since.IsZero() && time.Since(since) > timeout
 }
 
 // ownersOutage is why the owner of a session cannot serve, and when it is worth to
@@ -209,6 +235,8 @@ func (p *pick) ownersOutage(now time.Time) (mcphealth.Reason, time.Duration) {
 		return "", 0
 	case p.gone.Equal(longAgo):
 		return mcphealth.Draining, 0
+	case m.tier() != mcphealth.TierDown && !p.gone.IsZero():
+		return mcphealth.RouteAbsent, 0 // it may live, but is in no list any more
 	case m.tier() != mcphealth.TierDown:
 		return "", 0
 	}

@@ -613,6 +613,10 @@ func TestDrain(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, r.status, r.body)
 	require.Equal(t, "draining", r.header.Get("X-Mcp-Health"))
 
+	b.kill()
+	eventually(t, func() bool { return e.in(id).servedBy() == "a" }, "nobody else is there for its sessions")
+	b.revive()
+	eventually(t, func() bool { return e.in(id).status == http.StatusNotFound }, "b is not back")
 	adminDo(t, a.addr, "resume")
 	for _, entry := range checkers.list() {
 		require.Zero(t, entry.drain.since.Load(), "one way to ask still drains")
