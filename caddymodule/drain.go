@@ -26,23 +26,19 @@ type drain struct {
 // everDrained: something has been drained in this process.
 var everDrained atomic.Bool
 
-// set starts or ends the drain, and reports whether that changed anything.
-func (d *drain) set(on bool) bool {
-	if on {
-		everDrained.Store(true)
-		return d.since.CompareAndSwap(0, time.Now().UnixNano())
+// drainSince starts the drain, or ends it (0), and reports whether that changed
+// anything.
+func (e *entry) drainSince(ns int64) bool {
+	if ns == 0 {
+		if e.drain.since.Swap(0) == 0 {
+			return false
+		}
+	} else if !e.drain.since.CompareAndSwap(0, ns) {
+		return false
 	}
-	return d.since.Swap(0) != 0
-}
-
-// tier is how willingly the upstream should be chosen for new work. One that drains
-// is second choice.
-func (e *entry) tier() mcphealth.Tier {
-	tier := e.checker.Tier()
-	if tier == mcphealth.TierUp && e.drain.since.Load() != 0 {
-		return mcphealth.TierDegraded
-	}
-	return tier
+	everDrained.Store(true)
+	e.checker.Drain(ns != 0)
+	return true
 }
 
 // drainingSince is since when the upstream drains, by whoever's word; zero: it does
@@ -71,11 +67,14 @@ func (e *entry) drainSeen() {
 
 // setDrain is what the admin API does: to the endpoint, however it is asked.
 func (p *pool) setDrain(e *entry, on bool) {
-	changed := false
+	since, changed := int64(0), false
+	if on {
+		since = time.Now().UnixNano()
+	}
 	p.mu.Lock()
 	for _, o := range p.entries {
 		if o.network == e.network && o.address == e.address && o.path == e.path {
-			changed = o.drain.set(on) || changed
+			changed = o.drainSince(since) || changed
 		}
 	}
 	p.mu.Unlock()

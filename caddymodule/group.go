@@ -79,7 +79,7 @@ func (m *member) tier() mcphealth.Tier {
 	if m.entry == nil {
 		return mcphealth.TierUp
 	}
-	return m.entry.tier()
+	return m.entry.checker.Tier()
 }
 
 // The group's reports to the checker. Those of a member without one go nowhere.

@@ -163,17 +163,8 @@ func (g *group) tierOf(members []*member, i int, u *reverseproxy.Upstream) mcphe
 // request, the one that failed this request last aside. all: every one is up, so
 // that pool can be handed on as it is.
 func (g *group) survey(roll roll, pool reverseproxy.UpstreamPool, members []*member, last string) (best mcphealth.Tier, all bool) {
-	if last == "" {
-		all = len(pool) > 0
-		for i, u := range pool {
-			if g.tierFor(roll, members, i, u) != mcphealth.TierUp {
-				all = false
-				break
-			}
-		}
-		if all {
-			return mcphealth.TierUp, true
-		}
+	if last == "" && g.allUp(roll, pool, members) {
+		return mcphealth.TierUp, true
 	}
 	best = mcphealth.TierDown
 	for i, u := range pool {
@@ -185,6 +176,24 @@ func (g *group) survey(roll roll, pool reverseproxy.UpstreamPool, members []*mem
 		}
 	}
 	return best, false
+}
+
+// allUp is the usual case, and as short as can be.
+func (g *group) allUp(roll roll, pool reverseproxy.UpstreamPool, members []*member) bool {
+	if members != nil && roll.now == 0 {
+		for _, m := range members {
+			if m.tier() != mcphealth.TierUp {
+				return false
+			}
+		}
+		return len(members) > 0
+	}
+	for i, u := range pool {
+		if g.tierFor(roll, members, i, u) != mcphealth.TierUp {
+			return false
+		}
+	}
+	return len(pool) > 0
 }
 
 // lastPick returns the address that was chosen for this request before, if any:

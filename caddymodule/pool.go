@@ -142,7 +142,7 @@ func (p *pool) acquire(q question, upstream string, owner *App, line func() *mcp
 		header: q.Target.Header, sent: target.Header,
 		checker: checker, refs: 1, owner: owner,
 	}
-	e.drain.since.Store(p.drainOf(q, e.path))
+	e.drainSince(p.drainOf(q, e.path))
 	checker.OnChange(e.noteRecovery)
 	checker.OnChange(func(c mcphealth.Change) { announce(e, c) })
 	if len(e.header) > 0 {

@@ -35,16 +35,20 @@ func (e *entry) noteRecovery(c mcphealth.Change) {
 // choice, the less often the longer ago.
 func (g *group) tierFor(r roll, members []*member, i int, u *reverseproxy.Upstream) mcphealth.Tier {
 	tier := g.tierOf(members, i, u)
-	if r.now == 0 || tier != mcphealth.TierUp {
-		return tier
+	if r.now != 0 && tier == mcphealth.TierUp {
+		return g.ramped(r, members, i, u)
 	}
+	return tier
+}
+
+func (g *group) ramped(r roll, members []*member, i int, u *reverseproxy.Upstream) mcphealth.Tier {
 	m := g.memberAt(members, i, u)
 	if m == nil || m.entry == nil {
-		return tier
+		return mcphealth.TierUp
 	}
 	at := m.entry.upAgain.Load()
 	if at != 0 && float64(r.now-at) < r.luck*float64(g.check.SlowStart) {
 		return mcphealth.TierDegraded
 	}
-	return tier
+	return mcphealth.TierUp
 }
