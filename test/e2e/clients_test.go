@@ -218,3 +218,75 @@ func TestTypeScriptSessionsFindTheirOwner(t *testing.T) {
 		}
 	}
 }
+
+// A rolling restart under the load of 40 TypeScript clients.
+func TestTypeScriptRollingRestart(t *testing.T) {
+	for _, lib := range []string{"sdk1", "sdk2"} {
+		t.Run(lib, func(t *testing.T) {
+			r := startReplicas(t, "ts-sdk-v1.32.2-stateful", 3, "mcp_proxy /mcp* {ALL} {\n\tsticky\n}")
+			c := startNode(t, lib, r.caddy.URL())
+			var got struct {
+				Calls, Reopened, Longest int
+				Errors                   map[string]int
+			}
+			var load sync.WaitGroup
+			load.Go(func() {
+				if err := c.do("work 40 14000", &got); err != nil {
+					t.Error(err)
+				}
+			})
+			time.Sleep(1500 * time.Millisecond)
+			for _, i := range r.all {
+				i.Terminate(t)
+				time.Sleep(500 * time.Millisecond)
+				i.Restart(t)
+				r.caddy.AwaitState(t, i.Addr, "up", 5*time.Second)
+				time.Sleep(500 * time.Millisecond)
+			}
+			load.Wait()
+			t.Logf("%+v", got)
+			if got.Reopened < 40 || got.Longest > 6000 {
+				t.Errorf("%d sessions opened anew, %d ms the longest without an answer; want each of 40 clients to go on", got.Reopened, got.Longest)
+			}
+			r.wantOnce(t)
+		})
+	}
+}
+
+// Drained, a replica loses no session: its clients go on, new ones go elsewhere, and
+// once they have left it can be taken away unnoticed.
+func TestDrainBeforeARestart(t *testing.T) {
+	r := startReplicas(t, "go-sdk-v1.8.0-stateful", 2, "mcp_proxy /mcp* {ALL} {\n\tsticky\n}")
+	var old []*mcp.ClientSession
+	for len(old) < 20 {
+		s, err := connect(t.Context(), r.caddy.URL())
+		if err != nil {
+			t.Fatal(err)
+		}
+		old = append(old, s)
+	}
+	r.caddy.drain(t, r.all[0].Addr, "drain")
+	for n := range 20 {
+		s, err := connect(t.Context(), r.caddy.URL())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if who, err := whoami(t.Context(), s); who != "b" {
+			t.Errorf("a new session went to %q (%v) while a drains", who, err)
+		}
+		if err := Echo(t.Context(), old[n], fmt.Sprint("old ", n)); err != nil {
+			t.Errorf("an old session: %v", err)
+		}
+		s.Close()
+		old[n].Close()
+	}
+	r.all[0].AwaitSessions(t, 1) // the prober's
+	r.all[0].Terminate(t)
+	r.all[0].Restart(t)
+	r.caddy.AwaitState(t, r.all[0].Addr, "up", 5*time.Second)
+	r.caddy.drain(t, r.all[0].Addr, "resume")
+	c := runSessions(t, r.caddy.URL())
+	if c.whole != sessions || c.owners["a"] == 0 {
+		t.Errorf("%v, want all whole, on both", c)
+	}
+}

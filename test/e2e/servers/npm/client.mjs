@@ -6,6 +6,8 @@
 //	whoami         says which replica answers
 //	close
 //	many N M       N sessions of M calls of whoami, 20 at a time
+//	work N MS      N clients that call echo for so long: after a 404 they open a new
+//	               session, after anything else they try again
 //
 // usage: node client.mjs sdk1|sdk2 URL
 import { createInterface } from 'node:readline';
@@ -57,13 +59,44 @@ async function many(sessions, calls) {
   return tally;
 }
 
+async function work(clients, ms) {
+  const tally = { calls: 0, reopened: 0, longest: 0, errors: {} };
+  const until = Date.now() + ms;
+  const one = async w => {
+    let s;
+    let last = Date.now();
+    for (let n = 0; Date.now() < until; n++) {
+      try {
+        s ??= await open();
+        await call(s, 'echo', { message: `${lib}-w${w}-${n}` });
+        tally.calls++;
+        tally.longest = Math.max(tally.longest, Date.now() - last);
+        last = Date.now();
+      } catch (e) {
+        const kind = `${e.code ?? e.name}: ${e.message}`.replace(/"id":[^,}]*/g, '"id":…').slice(0, 160);
+        tally.errors[kind] = (tally.errors[kind] ?? 0) + 1;
+        if (s && /Session not found/.test(e.message)) {
+          tally.reopened++;
+          await s.client.close().catch(() => {});
+          s = undefined;
+        }
+      }
+      await new Promise(done => setTimeout(done, 50));
+    }
+    if (s) await close(s).catch(() => {});
+  };
+  await Promise.all(Array.from({ length: clients }, (_, w) => one(w)));
+  return tally;
+}
+
 let session;
 const commands = {
   open: async () => void (session = await open()),
   call: async message => call(session, 'echo', { message }),
   whoami: async () => (await call(session, 'whoami')).split(',')[0],
   close: async () => close(session),
-  many: async (n, m) => many(Number(n), Number(m))
+  many: async (n, m) => many(Number(n), Number(m)),
+  work: async (n, ms) => work(Number(n), Number(ms))
 };
 for await (const line of createInterface({ input: process.stdin })) {
   const [name, ...args] = line.trim().split(' ');
