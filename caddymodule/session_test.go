@@ -723,3 +723,38 @@ func fileStorage(t *testing.T, root string) storage {
 	require.NoError(t, err)
 	return s
 }
+
+// A request of a session: the tag off, the owner chosen, the id in the answer.
+func BenchmarkSticky(b *testing.B) {
+	for _, n := range []int{2, 10} {
+		var dials []string
+		for i := range n {
+			dials = append(dials, newServer(b, fmt.Sprint(i)).addr)
+		}
+		p, h := provisioned(b, `{"policy":"mcp_health","interval":"1h"}`, dials...)
+		for _, d := range dials {
+			waitState(b, d, mcphealth.Up)
+		}
+		g := &Guard{key: keyOf(secret), drainTimeout: time.Hour}
+		id := g.key.Tag("9f86d081-884c-4d63-a3b5-1f0c5e1d2a3b", g.key.Owner(ownerName(dials[n-1])))
+		r := request(b)
+		r.Header.Set("Mcp-Session-Id", id)
+		tr := &transit{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: httptest.NewRecorder()}, req: r}
+		answer := []string{""}
+		tr.Header()[sessionField] = answer
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				r.Header[sessionField][0] = id
+				tr.readTicket(g, r)
+				if u := p.Select(h.Upstreams, r, tr); u == nil {
+					b.Fatal("none")
+				}
+				tr.settle()
+				answer[0] = tr.ticket.id
+				tr.stampTicket()
+				tr.picked = pick{}
+			}
+		})
+	}
+}
