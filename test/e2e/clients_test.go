@@ -245,7 +245,9 @@ func TestTypeScriptRollingRestart(t *testing.T) {
 			}
 			load.Wait()
 			t.Logf("%+v", got)
-			if got.Reopened < 40 || got.Longest > 6000 {
+			// These servers take 3 to 4 s to restart, and a new session may land on the
+			// one that goes next.
+			if got.Reopened < 40 || got.Longest > 12000 {
 				t.Errorf("%d sessions opened anew, %d ms the longest without an answer; want each of 40 clients to go on", got.Reopened, got.Longest)
 			}
 			r.wantOnce(t)
