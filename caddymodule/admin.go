@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,6 +22,10 @@ func init() {
 //   - GET /mcp_health/upstreams: all of them
 //   - GET /mcp_health/upstreams/{id}: one, with its last 20 changes and probe
 //   - POST /mcp_health/upstreams/{id}/probe: ask it now
+//   - POST /mcp_health/upstreams/{id}/drain: no new sessions, and no requests without
+//     one, while others can take them; sessions go on for the guard's drain_timeout
+//   - POST /mcp_health/upstreams/{id}/resume: the end of that
+//   - GET /mcp_health/sessions: how many were lost with their upstream
 //
 // Ids stay the same as long as the upstream's settings do. Header values never show.
 type Admin struct{}
@@ -40,6 +45,7 @@ func (a Admin) Routes() []caddy.AdminRoute {
 	return []caddy.AdminRoute{
 		{Pattern: adminPath, Handler: caddy.AdminHandlerFunc(a.serveList)},
 		{Pattern: adminPath + "/", Handler: caddy.AdminHandlerFunc(a.serveOne)},
+		{Pattern: "/mcp_health/sessions", Handler: caddy.AdminHandlerFunc(a.serveSessions)},
 	}
 }
 
@@ -64,6 +70,14 @@ type upstreamStatus struct {
 	NextProbe *time.Time `json:"next_probe,omitempty"`
 	LatencyMs float64    `json:"latency_ms"`
 	Probes    uint64     `json:"probes"`
+
+	// Draining: it gets no new work while others can take it, since then.
+	Draining      bool       `json:"draining"`
+	DrainingSince *time.Time `json:"draining_since,omitempty"`
+
+	// LostSessions is how many requests were told that their session went away with
+	// this upstream.
+	LostSessions int64 `json:"lost_sessions"`
 
 	// InUse is false for an upstream that no configuration names any more; it is
 	// forgotten after some minutes.
@@ -97,12 +111,14 @@ type upstreamMove struct {
 }
 
 func statusOf(e *entry, s mcphealth.Snapshot) upstreamStatus {
+	draining := e.drainingSince()
 	return upstreamStatus{
 		ID: e.id, Upstream: e.upstream, Path: e.path, Host: e.host,
 		State: s.State, Verdict: s.Last.Verdict, Reason: s.Reason, Detail: s.Last.Detail, Since: s.Since,
 		Era: s.Last.Era, ProtocolVersions: s.Last.ProtocolVersions, Server: s.Last.Server,
 		LastProbe: timeOrNil(s.LastAt), NextProbe: timeOrNil(s.Next),
 		LatencyMs: s.Last.LatencyMs, Probes: s.Probes,
+		Draining: !draining.IsZero(), DrainingSince: timeOrNil(draining), LostSessions: e.lost.Load(),
 		InUse: checkers.inUse(e) > 0,
 	}
 }
@@ -144,7 +160,7 @@ func (Admin) serveList(w http.ResponseWriter, r *http.Request) error {
 func (Admin) serveOne(w http.ResponseWriter, r *http.Request) error {
 	id, action, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, adminPath+"/"), "/")
 	e := checkers.get(id)
-	if e == nil || (action != "" && action != "probe") {
+	if e == nil || !slices.Contains([]string{"", "probe", "drain", "resume"}, action) {
 		return caddy.APIError{HTTPStatus: http.StatusNotFound, Err: fmt.Errorf("no such upstream: %s", r.URL.Path)}
 	}
 	switch {
@@ -153,8 +169,18 @@ func (Admin) serveOne(w http.ResponseWriter, r *http.Request) error {
 	case action == "probe" && r.Method == http.MethodPost:
 		e.checker.Probe()
 		return writeJSON(w, http.StatusAccepted, map[string]string{"id": e.id, "upstream": e.upstream})
+	case action != "" && r.Method == http.MethodPost:
+		checkers.setDrain(e, action == "drain")
+		return writeJSON(w, http.StatusOK, statusOf(e, e.checker.Snapshot()))
 	}
 	return notAllowed(r)
+}
+
+func (Admin) serveSessions(w http.ResponseWriter, r *http.Request) error {
+	if r.Method != http.MethodGet {
+		return notAllowed(r)
+	}
+	return writeJSON(w, http.StatusOK, map[string]int64{"lost": lostSessions.Load(), "missing_owners": int64(missing.n.Load())})
 }
 
 func notAllowed(r *http.Request) error {

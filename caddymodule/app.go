@@ -281,6 +281,7 @@ func (h eventHandler) Handle(ctx context.Context, e caddy.Event) error { return 
 //	    error_rate  <percent>
 //	    watch       on|off
 //	    passive     on|off
+//	    slow_start   <duration>
 //	}
 //
 // All are defaults for the checks of all handlers.

@@ -33,6 +33,8 @@ const (
 //	    hold        <duration>
 //	    hold_max    <count>
 //	    retry_after <duration>
+//	    sticky
+//	    ...
 //
 //	    # the check: the options of lb_policy mcp_health, with a prefix
 //	    check_path     <path>

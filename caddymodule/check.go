@@ -102,6 +102,11 @@ type Check struct {
 	// of the server is noticed at once. Default: true
 	Watch *bool `json:"watch,omitempty"`
 
+	// How long an upstream that was down takes to get its full share of new work; at
+	// first it gets hardly any. Sessions that it holds are not held back. Default: 0,
+	// at once
+	SlowStart caddy.Duration `json:"slow_start,omitempty"`
+
 	// Whether answers that pass through count as proof of life, so that a busy
 	// upstream need not be asked. Needs the mcp_guard handler. Default: true
 	Passive *bool `json:"passive,omitempty"`
@@ -143,6 +148,7 @@ func (c Check) inherit(from Check) Check {
 	c.ErrorRate = or(c.ErrorRate, from.ErrorRate)
 	c.Watch = or(c.Watch, from.Watch)
 	c.Passive = or(c.Passive, from.Passive)
+	c.SlowStart = or(c.SlowStart, from.SlowStart)
 	return c
 }
 
@@ -236,7 +242,7 @@ func (c Check) validate() error {
 	if err := c.target("http://localhost/").Validate(); err != nil {
 		return err
 	}
-	if c.Timeout < 0 || c.SlowAfter < 0 {
+	if c.Timeout < 0 || c.SlowAfter < 0 || c.SlowStart < 0 {
 		return fmt.Errorf("want a positive duration")
 	}
 	return c.schedule().Validate()
@@ -265,6 +271,7 @@ var options = map[string]string{
 	"error_rate":   "<percent>",
 	"watch":        "on|off",
 	"passive":      "on|off",
+	"slow_start":   "<duration>",
 }
 
 // repeatable are the options that may be given more than once.
@@ -349,6 +356,8 @@ func (c *Check) unmarshalOption(d *caddyfile.Dispenser, name string, seen map[st
 		c.Watch, err = parseSwitch(arg)
 	case "passive":
 		c.Passive, err = parseSwitch(arg)
+	case "slow_start":
+		c.SlowStart, err = parseDuration(arg)
 	}
 	if err == nil {
 		err = c.validate()

@@ -16,6 +16,7 @@ var caddyfileBlock = regexp.MustCompile("(?ms)^```caddyfile\n(.*?)^```$")
 
 // What the README, the docs and the examples show is a configuration that loads.
 func TestDocsAreValid(t *testing.T) {
+	t.Setenv("MCP_SESSION_KEY", "0123456789abcdef")
 	files, err := filepath.Glob("../docs/*.md")
 	require.NoError(t, err)
 	files = append(files, "../README.md")
@@ -50,13 +51,18 @@ func validCaddyfile(t *testing.T, file, text string) {
 func TestDocsNameEveryOption(t *testing.T) {
 	text, err := os.ReadFile("../docs/caddy.md")
 	require.NoError(t, err)
-	source, err := os.ReadFile("policy.go")
-	require.NoError(t, err)
-	_, grammar, _ := strings.Cut(string(source), "//	lb_policy mcp_health {\n")
-	grammar, _, _ = strings.Cut(grammar, "//	}\n")
-	options := regexp.MustCompile(`(?m)^//\s+(\w+)`).FindAllStringSubmatch(grammar, -1)
-	require.NotEmpty(t, options)
-	for _, o := range options {
-		require.Regexp(t, "(?m)^\\|[^|]*`"+o[1]+"[ `]", string(text), "docs/caddy.md lacks a row for %s", o[1])
+	for file, head := range map[string]string{"policy.go": "//	lb_policy mcp_health {\n", "guard.go": "//	mcp_guard [<matcher>] {\n"} {
+		source, err := os.ReadFile(file)
+		require.NoError(t, err)
+		_, grammar, _ := strings.Cut(string(source), head)
+		grammar, _, _ = strings.Cut(grammar, "//	}\n")
+		options := regexp.MustCompile(`(?m)^//\s+(\w+)`).FindAllStringSubmatch(grammar, -1)
+		require.NotEmpty(t, options)
+		for _, o := range options {
+			require.Regexp(t, "(?m)^\\|[^|]*`"+o[1]+"[ `]", string(text), "docs/caddy.md lacks a row for %s", o[1])
+		}
+	}
+	for _, name := range guardOptions {
+		require.Regexp(t, "(?m)^\\| `"+name+"[ `]", string(text), "docs/caddy.md lacks a row for %s", name)
 	}
 }

@@ -75,6 +75,8 @@ type member struct {
 	learn    bool   // clients' Host is the upstream's
 	unlisten []func()
 	seen     atomic.Uint32 // the group's age when last seen
+	named    atomic.Pointer[named]
+	room     *room // where requests wait that nobody else may serve
 }
 
 // tier is how willingly the member should be chosen: one atomic load.
@@ -295,9 +297,14 @@ func (g *group) newMember(dial string) *member {
 		return m
 	}
 	m.entry = e
+	m.room = newRoom(m.tier, m.probe)
+	kick := func(back bool) {
+		g.room.kick(back)
+		m.room.kick(back)
+	}
 	m.unlisten = []func(){
-		e.listen(func(c mcphealth.Change) { g.room.kick(isUp(c.To) && !isUp(c.From)) }),
-		e.checker.OnResult(func(mcphealth.Result) { g.room.kick(false) }),
+		e.listen(func(c mcphealth.Change) { kick(isUp(c.To) && !isUp(c.From)) }),
+		e.checker.OnResult(func(mcphealth.Result) { kick(false) }),
 	}
 	return m
 }
@@ -370,7 +377,7 @@ func (g *group) follow(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case dial := <-g.wanted:
-			g.ensure(append(drain(g.wanted), dial))
+			g.ensure(append(takeAll(g.wanted), dial))
 		case <-look.C:
 			g.poll(ctx)
 		case <-grow.C:
@@ -379,7 +386,7 @@ func (g *group) follow(ctx context.Context) {
 	}
 }
 
-func drain(c chan string) (all []string) {
+func takeAll(c chan string) (all []string) {
 	for {
 		select {
 		case s := <-c:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -31,6 +32,9 @@ func init() {
 const (
 	defaultHold    = 10 * time.Second
 	defaultHoldMax = 1024
+
+	defaultGrace        = 30 * time.Second
+	defaultDrainTimeout = 10 * time.Minute
 )
 
 // statusClientGone is what a request ends with whose client has left; Caddy's
@@ -60,12 +64,43 @@ type Guard struct {
 	// is due, at least `1s`
 	RetryAfter caddy.Duration `json:"retry_after,omitempty"`
 
+	// Whether requests of a session (protocol versions before 2026-07-28) go to the
+	// upstream that opened it. The guard appends a tag to `Mcp-Session-Id` on the way
+	// out, up to 24 bytes, and takes it off on the way in. Needs the `mcp_health`
+	// selection policy or upstream source behind it. Default: false
+	Sticky bool `json:"sticky,omitempty"`
+
+	// The secret of the tags: 16 bytes or more, the same on all edges that serve the
+	// same upstreams. Global placeholders such as `{env.*}` and `{file.*}` are
+	// replaced. Default: one that is generated and kept in Caddy's storage
+	SessionKey string `json:"session_key,omitempty"`
+
+	// How long the requests of a session wait for their upstream, counted from when
+	// it went down or was missing first, before they are lost. Default: `30s`
+	SessionGrace *caddy.Duration `json:"session_grace,omitempty"`
+
+	// What a client gets whose session is lost while another upstream is up: `404`,
+	// which has it open a new one, or `503`. Default: `404`
+	OnLost string `json:"on_lost,omitempty"`
+
+	// How long the sessions of an upstream that drains go on; after that, it counts
+	// as down for them. Default: `10m`
+	DrainTimeout caddy.Duration `json:"drain_timeout,omitempty"`
+
 	log     *zap.Logger
 	hold    time.Duration
 	holding atomic.Int64
 	budget  budget
 	room    *room // for reverse proxies without health of ours
 	counted bool
+	seen    map[string]bool // options that the Caddyfile gave
+
+	key          *mcphealth.SessionKey // nil: not sticky
+	grace        time.Duration
+	keepLost     bool // on_lost 503
+	drainTimeout time.Duration
+	untagged     atomic.Bool  // said so
+	lostAt       atomic.Int64 // when a lost session was logged last
 }
 
 // CaddyModule returns the Caddy module information.
@@ -87,10 +122,36 @@ func (g *Guard) Provision(ctx caddy.Context) error {
 		g.HoldMax = defaultHoldMax
 	}
 	g.room = newRoom(nil, nil)
+	if err := g.provisionSessions(ctx); err != nil {
+		return err
+	}
 	guards.Add(1)
 	g.counted = true
 	return nil
 }
+
+func (g *Guard) provisionSessions(ctx caddy.Context) (err error) {
+	g.grace = defaultGrace
+	if g.SessionGrace != nil {
+		g.grace = time.Duration(*g.SessionGrace)
+	}
+	g.drainTimeout = time.Duration(or(g.DrainTimeout, caddy.Duration(defaultDrainTimeout)))
+	g.keepLost = g.OnLost == onLost503
+	if g.Sticky {
+		g.key, err = sessionKey(ctx, g.SessionKey)
+		return err
+	}
+	if g.SessionKey != "" || g.SessionGrace != nil || g.OnLost != "" || g.DrainTimeout != 0 {
+		g.log.Warn("options for sessions have no effect without sticky")
+	}
+	return nil
+}
+
+// The values of OnLost.
+const (
+	onLost404 = "404"
+	onLost503 = "503"
+)
 
 // Validate checks the settings.
 func (g *Guard) Validate() error {
@@ -101,6 +162,12 @@ func (g *Guard) Validate() error {
 		return fmt.Errorf("hold_max %d: want 1 or more", g.HoldMax)
 	case g.RetryAfter < 0:
 		return fmt.Errorf("retry_after %v: want 0 or more", time.Duration(g.RetryAfter))
+	case g.grace < 0:
+		return fmt.Errorf("session_grace %v: want 0 or more", g.grace)
+	case g.OnLost != "" && g.OnLost != onLost404 && g.OnLost != onLost503:
+		return fmt.Errorf("on_lost '%s': want 404 or 503", g.OnLost)
+	case g.DrainTimeout < 0:
+		return fmt.Errorf("drain_timeout %v: want 0 or more", time.Duration(g.DrainTimeout))
 	}
 	return nil
 }
@@ -125,6 +192,9 @@ func (g *Guard) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp
 	defer was.forget()
 	t.watchBody(r)
 	defer t.end()
+	if g.key != nil {
+		t.readTicket(g, r)
+	}
 
 	err := next.ServeHTTP(t, r)
 	if err != nil && t.status == 0 {
@@ -232,10 +302,22 @@ func (g *Guard) rescue(t *transit, was *before, next caddyhttp.Handler, err erro
 	}
 	t.failed(reason)
 	group := t.picked.group
-	if g.hold == 0 || g.holding.Load() >= int64(g.HoldMax) {
+	reopen := false
+	if g.lost(t) {
+		body := t.firstBytes(true)
+		if !mcphealth.OpensSession(t.req.Method, body) {
+			return g.sessionLost(t, was, body)
+		}
+		reopen = true // its client has understood, and only kept the old id
+		t.ticket.letGo()
+	}
+	if !reopen && (g.hold == 0 || g.holding.Load() >= int64(g.HoldMax)) {
 		return g.unavailable(t, was, group, reason, nil, err)
 	}
 	over := time.Now().Add(g.hold)
+	if reopen {
+		over = time.Now().Add(max(g.hold, time.Second)) // for the body to come in
+	}
 	var body []byte
 	if t.body != nil {
 		t.readUntil(over)
@@ -251,20 +333,22 @@ func (g *Guard) rescue(t *transit, was *before, next caddyhttp.Handler, err erro
 		defer g.budget.unhold(len(held))
 	}
 	defer g.holding.Add(-1) // a place is for who has arrived: the slow take none
-	if g.holding.Add(1) > int64(g.HoldMax) {
+	if g.holding.Add(1) > int64(g.HoldMax) && !reopen {
 		return g.unavailable(t, was, group, reason, body, err)
 	}
-	return g.wait(t, was, next, body, over, reason, err)
+	return g.wait(t, was, next, body, over, reason, reopen, err)
 }
 
 // wait holds the request until it is served, the hold has passed, or the client
 // has left.
-func (g *Guard) wait(t *transit, was *before, next caddyhttp.Handler, body []byte, over time.Time, reason mcphealth.Reason, err error) error {
-	r, group, room := t.req, t.picked.group, g.room
+func (g *Guard) wait(t *transit, was *before, next caddyhttp.Handler, body []byte, over time.Time, reason mcphealth.Reason, atOnce bool, err error) error {
+	r, group, room := t.req, t.picked.group, g.roomOf(t)
 	if group != nil {
-		room = group.room
 		group.enter()
 		defer group.leave()
+	}
+	if given := time.Now().Add(g.patience(t)); given.Before(over) {
+		over = given
 	}
 	ctx, cancel := context.WithDeadline(r.Context(), over)
 	defer cancel()
@@ -272,10 +356,13 @@ func (g *Guard) wait(t *transit, was *before, next caddyhttp.Handler, body []byt
 	// A connection that was found dead says little about the upstream, and nothing
 	// about the others: the first turn is at once. Failed dials were retried.
 	var dial reverseproxy.DialError
-	atOnce := reason != "" && !errors.As(err, &dial)
-	for atOnce || room.wait(ctx, place) {
+	atOnce = atOnce || reason != "" && !errors.As(err, &dial)
+	looked := !t.ticket.pinned // others are not worth a last look
+	for atOnce || room.wait(ctx, place) || !looked && r.Context().Err() == nil {
 		atOnce = false
+		looked = looked || ctx.Err() != nil
 		was.restore(t, r)
+		t.showTicket(r)
 		t.sendAgain(body)
 		if err = next.ServeHTTP(t, r); err == nil || t.status != 0 {
 			room.through()
@@ -286,11 +373,40 @@ func (g *Guard) wait(t *transit, was *before, next caddyhttp.Handler, body []byt
 			return g.conclude(t, was, f, reason, err)
 		}
 		t.failed(reason)
+		if g.lost(t) {
+			return g.sessionLost(t, was, body)
+		}
 	}
 	if r.Context().Err() != nil {
 		return g.conclude(t, was, gone, reason, err)
 	}
 	return g.unavailable(t, was, group, reason, body, err)
+}
+
+// roomOf is where t waits: with those that wait for anybody, or for its owner.
+func (g *Guard) roomOf(t *transit) *room {
+	p := &t.picked
+	m := p.owner
+	if m == nil {
+		m = p.member // the dial failed
+	}
+	switch {
+	case t.ticket.pinned && m != nil && m.room != nil:
+		return m.room
+	case p.group != nil:
+		return p.group.room
+	}
+	return g.room
+}
+
+// patience is how long t is held: the whole hold, unless its session is given up
+// before that.
+func (g *Guard) patience(t *transit) time.Duration {
+	p := &t.picked
+	if !t.ticket.pinned || g.keepLost || !p.others || p.gone.IsZero() {
+		return g.hold
+	}
+	return max(0, min(g.hold, g.grace-time.Since(p.gone)))
 }
 
 // sendAgain makes the request ready to be sent on once more.
@@ -353,7 +469,11 @@ func (g *Guard) unavailable(t *transit, was *before, group *group, reason mcphea
 	var soonest time.Duration
 	if group != nil {
 		var why mcphealth.Reason
-		why, soonest = group.outage(time.Now())
+		if t.ticket.pinned {
+			why, soonest = t.picked.ownersOutage(time.Now())
+		} else {
+			why, soonest = group.outage(time.Now())
+		}
 		reason = or(why, reason)
 	}
 	reason = or(reason, mcphealth.GatewayError) // the proxy's own 503, for reasons of its own
@@ -396,6 +516,12 @@ func parseGuard(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 //	    hold        <duration>
 //	    hold_max    <count>
 //	    retry_after <duration>
+//
+//	    sticky        [on|off]
+//	    session_key   <key>
+//	    session_grace <duration>
+//	    on_lost       404|503
+//	    drain_timeout <duration>
 //	}
 //
 // hold 0 turns waiting off.
@@ -416,47 +542,76 @@ func (g *Guard) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return nil
 }
 
+// guardOptions are the names that the guard knows.
+var guardOptions = []string{"hold", "hold_max", "retry_after", "sticky", "session_key", "session_grace", "on_lost", "drain_timeout"}
+
 // unmarshalOption reads the option that d stands on, if it is one of the guard's.
 func (g *Guard) unmarshalOption(d *caddyfile.Dispenser) (known bool, err error) {
-	name, twice := d.Val(), false
-	switch name {
-	case "hold":
-		twice = g.Hold != nil
-	case "hold_max":
-		twice = g.HoldMax != 0
-	case "retry_after":
-		twice = g.RetryAfter != 0
-	default:
+	name := d.Val()
+	if !slices.Contains(guardOptions, name) {
 		return false, nil
 	}
-	if twice {
+	if g.seen[name] {
 		return true, d.Errf("option '%s' is given twice", name)
 	}
+	if g.seen == nil {
+		g.seen = make(map[string]bool)
+	}
+	g.seen[name] = true
 	args := d.RemainingArgs()
+	if name == "sticky" && len(args) == 0 {
+		args = []string{"on"}
+	}
 	if len(args) != 1 {
 		return true, d.Errf("wrong argument count after '%s': want one value", name)
 	}
+	if err := g.setOption(name, args[0]); err != nil {
+		return true, d.Errf("bad value of '%s': %v", name, err)
+	}
+	return true, nil
+}
+
+func (g *Guard) setOption(name, arg string) (err error) {
 	switch name {
 	case "hold":
-		dur, err := caddy.ParseDuration(args[0])
-		if err != nil || dur < 0 {
-			return true, d.Errf("bad value of 'hold': '%s': want a duration such as 10s, or 0", args[0])
-		}
-		g.Hold = (*caddy.Duration)(&dur)
+		g.Hold, err = parseDurationOrZero(arg)
 	case "hold_max":
-		n, err := strconv.Atoi(args[0])
-		if err != nil || n < 1 {
-			return true, d.Errf("bad value of 'hold_max': '%s': want a number, 1 or more; 'hold 0' turns waiting off", args[0])
+		n, aerr := strconv.Atoi(arg)
+		if aerr != nil || n < 1 {
+			return fmt.Errorf("'%s': want a number, 1 or more; 'hold 0' turns waiting off", arg)
 		}
 		g.HoldMax = n
 	case "retry_after":
-		dur, err := parseDuration(args[0])
-		if err != nil {
-			return true, d.Errf("bad value of 'retry_after': %v", err)
+		g.RetryAfter, err = parseDuration(arg)
+	case "sticky":
+		var on *bool
+		if on, err = parseSwitch(arg); err == nil {
+			g.Sticky = *on
 		}
-		g.RetryAfter = dur
+	case "session_key":
+		if arg == "" {
+			return errors.New("'': want a secret, or a placeholder such as {env.MCP_SESSION_KEY}")
+		}
+		g.SessionKey = arg
+	case "session_grace":
+		g.SessionGrace, err = parseDurationOrZero(arg)
+	case "on_lost":
+		if arg != onLost404 && arg != onLost503 {
+			return fmt.Errorf("'%s': want 404 or 503", arg)
+		}
+		g.OnLost = arg
+	case "drain_timeout":
+		g.DrainTimeout, err = parseDuration(arg)
 	}
-	return true, nil
+	return err
+}
+
+func parseDurationOrZero(s string) (*caddy.Duration, error) {
+	dur, err := caddy.ParseDuration(s)
+	if err != nil || dur < 0 {
+		return nil, fmt.Errorf("'%s': want a duration such as 10s, or 0", s)
+	}
+	return (*caddy.Duration)(&dur), nil
 }
 
 // Interface guards

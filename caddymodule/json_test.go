@@ -31,6 +31,12 @@ func TestBadJSON(t *testing.T) {
 		{name: "guard", handler: `{"handler":"mcp_guard","hold":-1}`, want: "hold"},
 		{name: "guard's hold_max", handler: `{"handler":"mcp_guard","hold_max":-1}`, want: "hold_max"},
 		{name: "guard's retry_after", handler: `{"handler":"mcp_guard","retry_after":-1}`, want: "retry_after"},
+		{name: "guard's session_grace", handler: `{"handler":"mcp_guard","session_grace":-1}`, want: "session_grace"},
+		{name: "guard's on_lost", handler: `{"handler":"mcp_guard","on_lost":"410"}`, want: "on_lost '410'"},
+		{name: "guard's drain_timeout", handler: `{"handler":"mcp_guard","sticky":true,"drain_timeout":-1}`, want: "drain_timeout"},
+		{name: "guard's session_key", handler: `{"handler":"mcp_guard","sticky":true,"session_key":"short"}`, want: "session_key: 5 bytes"},
+		{name: "guard's session_key without a value", handler: `{"handler":"mcp_guard","sticky":true,"session_key":"{env.MCP_NO_SUCH_VARIABLE}"}`, want: "session_key"},
+		{name: "slow_start", handler: proxyJSON(`{"policy":"mcp_health","slow_start":-1}`), want: "positive duration"},
 		{name: "app", handler: `{"handler":"mcp_guard"}`, app: `{"fall":-1}`, want: "fall -1"},
 		{name: "app and handler together", handler: proxyJSON(`{"policy":"mcp_health","expect_tool":["a"]}`), app: `{"deep":false}`, want: "deep off"},
 	}

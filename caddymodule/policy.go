@@ -97,18 +97,26 @@ func (p *Policy) Select(pool reverseproxy.UpstreamPool, r *http.Request, w http.
 	members := g.membersOf(pool)
 	t := transitOf(w, r)
 	last := g.lastPick(t, r)
+	if t != nil && t.ticket.pinned {
+		if i, ok := g.selectOwner(t, pool, members); ok {
+			g.notePick(t, r, pool, members, pool[i])
+			return pool[i]
+		}
+		return nil
+	}
 
-	tier, all := g.survey(pool, members, last)
+	roll := g.roll()
+	tier, all := g.survey(roll, pool, members, last)
 	if last != "" && tier == mcphealth.TierDown { // no other one remains
 		last = ""
-		tier, all = g.survey(pool, members, last)
+		tier, all = g.survey(roll, pool, members, last)
 	}
 	var chosen *reverseproxy.Upstream
 	switch {
 	case all:
 		chosen = p.fallback.Select(pool, r, w)
 	case tier != mcphealth.TierDown:
-		chosen = p.selectFrom(pool, members, tier, last, r, w)
+		chosen = p.selectFrom(roll, pool, members, tier, last, r, w)
 	}
 	g.notePick(t, r, pool, members, chosen)
 	return chosen
@@ -118,10 +126,10 @@ func (p *Policy) Select(pool reverseproxy.UpstreamPool, r *http.Request, w http.
 var pools = sync.Pool{New: func() any { return new(reverseproxy.UpstreamPool) }}
 
 // selectFrom has the fallback choose among the upstreams of one tier.
-func (p *Policy) selectFrom(pool reverseproxy.UpstreamPool, members []*member, tier mcphealth.Tier, last string, r *http.Request, w http.ResponseWriter) *reverseproxy.Upstream {
+func (p *Policy) selectFrom(roll roll, pool reverseproxy.UpstreamPool, members []*member, tier mcphealth.Tier, last string, r *http.Request, w http.ResponseWriter) *reverseproxy.Upstream {
 	part := pools.Get().(*reverseproxy.UpstreamPool)
 	for i, u := range pool {
-		if u.Dial != last && p.group.tierOf(members, i, u) == tier {
+		if u.Dial != last && p.group.tierFor(roll, members, i, u) == tier {
 			*part = append(*part, u)
 		}
 	}
@@ -155,29 +163,38 @@ func (g *group) tierOf(members []*member, i int, u *reverseproxy.Upstream) mcphe
 // survey finds the best tier in which pool has an upstream that can take a
 // request, the one that failed this request last aside. all: every one is up, so
 // that pool can be handed on as it is.
-func (g *group) survey(pool reverseproxy.UpstreamPool, members []*member, last string) (best mcphealth.Tier, all bool) {
-	if last == "" {
-		all = len(pool) > 0
-		for i, u := range pool {
-			if g.tierOf(members, i, u) != mcphealth.TierUp {
-				all = false
-				break
-			}
-		}
-		if all {
-			return mcphealth.TierUp, true
-		}
+func (g *group) survey(roll roll, pool reverseproxy.UpstreamPool, members []*member, last string) (best mcphealth.Tier, all bool) {
+	if last == "" && g.allUp(roll, pool, members) {
+		return mcphealth.TierUp, true
 	}
 	best = mcphealth.TierDown
 	for i, u := range pool {
 		if u.Dial == last {
 			continue
 		}
-		if tier := g.tierOf(members, i, u); tier < best && u.Available() {
+		if tier := g.tierFor(roll, members, i, u); tier < best && u.Available() {
 			best = tier
 		}
 	}
 	return best, false
+}
+
+// allUp is the usual case, and as short as can be.
+func (g *group) allUp(roll roll, pool reverseproxy.UpstreamPool, members []*member) bool {
+	if members != nil && roll.now == 0 {
+		for _, m := range members {
+			if m.tier() != mcphealth.TierUp {
+				return false
+			}
+		}
+		return len(members) > 0
+	}
+	for i, u := range pool {
+		if g.tierFor(roll, members, i, u) != mcphealth.TierUp {
+			return false
+		}
+	}
+	return len(pool) > 0
 }
 
 // lastPick returns the address that was chosen for this request before, if any:
@@ -309,6 +326,7 @@ func (g *group) memberOf(dial string) *member {
 //	    error_rate  <percent>
 //	    watch       on|off
 //	    passive     on|off
+//	    slow_start   <duration>
 //	}
 //
 // header and expect_tool may be given more than once. What is not given is taken

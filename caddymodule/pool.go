@@ -75,7 +75,12 @@ type entry struct {
 	upstream string // the address as the configuration says it
 	path     string
 	host     string
+	network  string
+	address  string
 	checker  *mcphealth.Checker
+	lost     atomic.Int64 // sessions that went away with it
+	drain    drain
+	upAgain  atomic.Int64 // when it last came back, Unix nanoseconds; 0: never
 
 	resting atomic.Bool // nobody refers to it: the checker asks nothing
 
@@ -126,9 +131,11 @@ func (p *pool) acquire(q question, upstream string, owner *App, line func() *mcp
 	}
 	e := &entry{
 		id: id, upstream: upstream, path: pathOf(q.Target.URL), host: q.Target.Host,
+		network: q.Network, address: q.Address,
 		header: q.Target.Header, sent: target.Header,
 		checker: checker, refs: 1, owner: owner,
 	}
+	e.drainSince(p.drainOf(q, e.path))
 	checker.OnChange(e.changed)
 	if len(e.header) > 0 {
 		checker.OnResult(e.renew)
@@ -157,6 +164,7 @@ func (e *entry) listen(f func(mcphealth.Change)) (cancel func()) {
 // changed tells of a change: first those at whom requests wait, for handlers of
 // events take their time.
 func (e *entry) changed(c mcphealth.Change) {
+	e.noteRecovery(c)
 	e.listening.Lock()
 	all := slices.Collect(maps.Keys(e.listeners))
 	e.listening.Unlock()
@@ -178,6 +186,20 @@ func (e *entry) renew(r mcphealth.Result) {
 	if r.Reason == mcphealth.CredentialsRejected {
 		e.checker.Probe()
 	}
+}
+
+// drainOf is since when the same endpoint drains, asked in another way: a reload that
+// changes the question does not end a drain. The caller holds p.mu.
+func (p *pool) drainOf(q question, path string) int64 {
+	if !everDrained.Load() {
+		return 0 // the usual case, of 10,000 upstreams at the start, too
+	}
+	for _, e := range p.entries {
+		if ns := e.drain.since.Load(); ns != 0 && e.network == q.Network && e.address == q.Address && e.path == path {
+			return ns
+		}
+	}
+	return 0
 }
 
 // release gives one reference back. After the last one the checker rests: it asks

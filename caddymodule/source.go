@@ -80,23 +80,31 @@ func (s *Source) GetUpstreams(r *http.Request) ([]*reverseproxy.Upstream, error)
 	g := s.group
 	t := transitOf(nil, r)
 	last := g.lastDialled(t, r)
+	if t != nil && t.ticket.pinned {
+		if i, ok := g.selectOwner(t, all, nil); ok {
+			t.picked = pick{group: g, byName: true}
+			return all[i : i+1 : i+1], nil
+		}
+		return nil, nil
+	}
+	roll := g.roll()
 	best, others := mcphealth.TierDown, false
 	for _, u := range all {
 		if g.isLast(u, last) {
 			continue
 		}
 		others = true
-		best = min(best, g.tierOf(nil, 0, u))
+		best = min(best, g.tierFor(roll, nil, 0, u))
 	}
 	if !others || best == mcphealth.TierDown {
 		last = nil
 		for _, u := range all {
-			best = min(best, g.tierOf(nil, 0, u))
+			best = min(best, g.tierFor(roll, nil, 0, u))
 		}
 	}
 	living := make([]*reverseproxy.Upstream, 0, len(all))
 	for _, u := range all {
-		if best != mcphealth.TierDown && !g.isLast(u, last) && g.tierOf(nil, 0, u) == best {
+		if best != mcphealth.TierDown && !g.isLast(u, last) && g.tierFor(roll, nil, 0, u) == best {
 			living = append(living, u)
 		}
 	}
@@ -184,6 +192,7 @@ func (s *Source) ResetCache(r *http.Request) error {
 //	    error_rate  <percent>
 //	    watch       on|off
 //	    passive     on|off
+//	    slow_start   <duration>
 //	}
 //
 // source is required. header and expect_tool may be given more than once. What is

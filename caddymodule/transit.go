@@ -58,6 +58,7 @@ type transit struct {
 	body     *body // nil: none
 	reader   *bodyReader
 	replay   *replay // the held body, once it was sent again
+	ticket   ticket
 	picked   pick
 	status   int    // of the answer; 0: nothing was written
 	looks    int    // writes that are still looked at
@@ -78,6 +79,11 @@ type pick struct {
 	none   bool // there was nothing to choose
 	byName bool // a source: what the proxy's own policy chose is known by name only
 	done   bool // the member's checker was told how it ended
+
+	// Only of a request that one upstream alone may serve, and could not.
+	owner  *member   // nil: unknown
+	gone   time.Time // when it went away; zero: it has not
+	others bool      // there are others that are up
 }
 
 // transitOf finds the guard that a request came through; nil if there is none.
@@ -190,6 +196,8 @@ func (t *transit) answerBegins() {
 		t.body.letGo()
 	}
 	t.findPick()
+	t.stampTicket()
+	t.hearDrain()
 	if t.picked.member == nil || t.picked.done {
 		return
 	}

@@ -47,6 +47,18 @@ func MayHaveRun(method string, id ID, reason Reason) Answer {
 	return a
 }
 
+// SessionLost is the answer to a request of a session whose server is gone for good
+// while others live: 404, which has clients open a new session (MCP 2025-11-25
+// "Session Management"). The spec gives that no JSON-RPC code; "Session not found" is
+// what servers say, and what clients that read texts look for.
+func SessionLost(method string, id ID, reason Reason) Answer {
+	a := rpcFailure(method, id, http.StatusNotFound,
+		"Session not found: the server that held it is gone, start a new session",
+		fmt.Sprintf(`{"reason":%s,"sessionLost":true}`, quote(string(reason))))
+	a.Header.Set("X-Mcp-Health", string(reason))
+	return a
+}
+
 // rpcFailure is a JSON-RPC error with the HTTP status as its code: the spec wants
 // codes outside -32768..-32000 for purposes it does not define (JSON-RPC 2.0 §5.1).
 func rpcFailure(method string, id ID, status int, message, data string) Answer {

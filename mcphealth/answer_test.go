@@ -113,6 +113,20 @@ func TestMayHaveRun(t *testing.T) {
 	}
 }
 
+func TestSessionLost(t *testing.T) {
+	a := SessionLost("POST", RequestID([]byte(`{"id":"x","method":"tools/call"}`)), Refused)
+	if a.Status != 404 || a.Header.Get("Retry-After") != "" || a.Header.Get("X-Mcp-Health") != "refused" || a.Header.Get("Cache-Control") != "no-store" {
+		t.Errorf("got %d %v", a.Status, a.Header)
+	}
+	want := `{"jsonrpc":"2.0","id":"x","error":{"code":404,"message":"Session not found: the server that held it is gone, start a new session","data":{"reason":"refused","sessionLost":true}}}`
+	if string(a.Body) != want {
+		t.Errorf("body %s, want %s", a.Body, want)
+	}
+	if a := SessionLost("GET", RequestID(nil), Refused); !strings.HasPrefix(string(a.Body), `{"jsonrpc":"2.0","id":null,`) {
+		t.Errorf("to a GET: %s", a.Body)
+	}
+}
+
 func TestIsRPCAnswer(t *testing.T) {
 	tests := []struct {
 		name   string

@@ -52,6 +52,7 @@ type Checker struct {
 	timer     *time.Timer
 	closed    bool
 	paused    bool
+	drained   bool // Drain
 	running   bool
 	idle      *sync.Cond          // running became false
 	alarm     alarm               // why the next probe was brought forward
@@ -189,6 +190,15 @@ func (c *Checker) SetHeader(h http.Header) { c.p.SetHeader(h) }
 
 // Probe has the upstream asked now; it does not wait for the answer.
 func (c *Checker) Probe() { c.bringForward(asked) }
+
+// Drain makes the upstream second choice, as if it were degraded, until it is called
+// with false. State and reason stay what the probes found.
+func (c *Checker) Drain(on bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.drained = on
+	c.tier.Store(int32(c.tierOf(c.Snapshot().State)))
+}
 
 // Close stops probing, waits for a probe that runs, and ends the held session. It
 // may be called more than once.
@@ -364,7 +374,7 @@ func (c *Checker) tierOf(s State) Tier {
 		return TierDown
 	case c.threshold.downs > 0:
 		return TierSuspect
-	case s == UpDegraded:
+	case s == UpDegraded || c.drained:
 		return TierDegraded
 	}
 	return TierUp

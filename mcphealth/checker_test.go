@@ -284,6 +284,32 @@ func TestDownBacksOffToTheInterval(t *testing.T) {
 	})
 }
 
+// A drain makes an upstream second choice, whatever the probes find meanwhile, and no
+// better than it is.
+func TestDrain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.checker(t, Schedule{})
+		want := func(when string, tier Tier) {
+			t.Helper()
+			time.Sleep(30 * time.Second)
+			if got := c.Tier(); got != tier {
+				t.Errorf("%s: tier %d, want %d", when, got, tier)
+			}
+		}
+		want("up", TierUp)
+		c.Drain(true)
+		want("drained", TierDegraded)
+		wantState(t, c, Up, OK)
+		b.kill()
+		want("down", TierDown)
+		c.Drain(false)
+		want("resumed while down", TierDown)
+		b.set("modern")
+		want("back", TierUp)
+	})
+}
+
 func TestRetryAfterIsHonoured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &bubble{mode: "busy", retry: "30"}

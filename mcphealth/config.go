@@ -25,6 +25,10 @@ const (
 	AliveIfAnyResponse AliveIf = "any_response"
 )
 
+// DrainHeader is the header field by which a server says, with the value 1 in each of
+// its answers, that it wants no new work.
+const DrainHeader = "Mcp-Health-Drain"
+
 // DefaultTimeout bounds one whole probe: stdio bridges that spawn a child per
 // request were measured at up to 4 s on two cores.
 const DefaultTimeout = 5 * time.Second

@@ -199,3 +199,32 @@ func belongs(v Verdict, r Reason) bool {
 	}
 	return false
 }
+
+// FuzzSplit: what is no tag of ours comes back as it is, and what is one comes back
+// to the id and owner that it was made for, in this one spelling.
+func FuzzSplit(f *testing.F) {
+	k := NewSessionKey([]byte("0123456789abcdef"))
+	for _, id := range []string{"", ".", "a", "a.b.c", "7f0c-41", k.Tag("a", 5), k.Tag(k.Tag("a", 5), 6), strings.Repeat(".", 40)} {
+		f.Add(id, uint64(1))
+	}
+	f.Fuzz(func(t *testing.T, s string, owner uint64) {
+		if id, o, ok := k.Split(s); ok {
+			if k.Tag(id, o) != s {
+				t.Errorf("Split(%q) = %q, %x, which Tag spells %q", s, id, o, k.Tag(id, o))
+			}
+		} else if id != s || o != 0 {
+			t.Errorf("Split(%q) = %q, %x, false, want what came", s, id, o)
+		}
+		want := Owner(owner) & (1<<(8*ownerSize) - 1)
+		tagged := k.Tag(s, want)
+		if len(tagged) > len(s)+24 {
+			t.Errorf("Tag(%q) is %d bytes longer, want at most 24", s, len(tagged)-len(s))
+		}
+		if tagged == s {
+			return
+		}
+		if id, o, ok := k.Split(tagged); !ok || id != s || o != want {
+			t.Errorf("Split(Tag(%q, %x)) = %q, %x, %v", s, want, id, o, ok)
+		}
+	})
+}

@@ -5,6 +5,7 @@ package mcphealth
 import (
 	"bytes"
 	"encoding/json"
+	"net/http"
 )
 
 // message is one JSON-RPC 2.0 message, read as far as a probe needs it.
@@ -148,6 +149,32 @@ func RequestID(body []byte) ID {
 		return id // cut off (the id may come later), a request, or no JSON-RPC at all
 	}
 	return ID{absent: true}
+}
+
+// OpensSession reports whether a request with this HTTP method, whose body begins
+// with first, opens a session: it belongs to none, whatever id it carries.
+func OpensSession(httpMethod string, first []byte) bool {
+	if httpMethod != http.MethodPost {
+		return false
+	}
+	dec := json.NewDecoder(bytes.NewReader(first))
+	if tok, err := dec.Token(); err != nil || tok != json.Delim('{') {
+		return false
+	}
+	for dec.More() {
+		key, err := dec.Token()
+		if err != nil {
+			return false
+		}
+		if key == "method" {
+			name, err := dec.Token()
+			return err == nil && name == "initialize"
+		}
+		if skip(dec) != nil {
+			return false
+		}
+	}
+	return false
 }
 
 // idFrom keeps a string or number as it was written.

@@ -461,6 +461,10 @@ func (p *Prober) result(f finding) Result {
 		r.Verdict, r.Reason = Degraded, Slow
 		r.Detail = fmt.Sprintf("answered after %v, more than the %v of slow_after", f.a.took.Round(time.Millisecond), p.target.SlowAfter)
 	}
+	if r.Verdict.Vote() > 0 && f.a.header != nil && f.a.header.Get(DrainHeader) == "1" {
+		r.Verdict, r.Reason = Degraded, Draining
+		r.Detail = "the server says " + DrainHeader + ": 1"
+	}
 	return r
 }
 

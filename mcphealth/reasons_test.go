@@ -2,7 +2,9 @@ package mcphealth
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -326,4 +328,48 @@ func produced(t *testing.T) map[string]bool {
 		all[w] = true
 	}
 	return all
+}
+
+// A server that drains says so in the header of its answers, whatever they are.
+func TestDrainHeader(t *testing.T) {
+	tests := []struct {
+		name, value string
+		want        Reason
+	}{
+		{"it drains", "1", Draining},
+		{"it does not", "0", OK},
+		{"another word", "yes", OK},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				var q struct{ ID string }
+				_ = json.NewDecoder(r.Body).Decode(&q)
+				w.Header().Set(DrainHeader, tt.value)
+				w.Header().Set("Content-Type", "application/json")
+				fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%q,"result":{"supportedVersions":["2026-07-28"],"capabilities":{}}}`, q.ID)
+			}))
+			defer s.Close()
+			p, err := NewProber(Target{URL: s.URL + "/mcp"}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Close(t.Context())
+			if r := p.Probe(t.Context()); r.Reason != tt.want {
+				t.Errorf("probe says %s (%s) %s, want %s", r.Verdict, r.Reason, r.Detail, tt.want)
+			}
+		})
+	}
+}
+
+func TestDrainingSince(t *testing.T) {
+	at := func(s int) time.Time { return time.Unix(int64(s), 0) }
+	s := Snapshot{Reason: Draining, Since: at(1), Changes: []Change{{Reason: OK, At: at(1)}, {Reason: Slow, At: at(2)}, {Reason: Draining, At: at(3)}}}
+	if got := s.DrainingSince(); got != at(3) {
+		t.Errorf("DrainingSince = %v, want when the reason became draining, %v", got, at(3))
+	}
+	s.Reason = Slow
+	if got := s.DrainingSince(); !got.IsZero() {
+		t.Errorf("DrainingSince = %v of a server that does not drain", got)
+	}
 }

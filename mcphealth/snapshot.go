@@ -45,6 +45,21 @@ type Snapshot struct {
 	Changes []Change `json:"changes"`
 }
 
+// DrainingSince is since when the server says that it drains; zero: it does not.
+func (s Snapshot) DrainingSince() time.Time {
+	if s.Reason != Draining {
+		return time.Time{}
+	}
+	since := s.Since
+	for i := len(s.Changes) - 1; i >= 0; i-- {
+		if s.Changes[i].Reason != Draining {
+			break
+		}
+		since = s.Changes[i].At
+	}
+	return since
+}
+
 // maxChanges is how many changes a snapshot keeps.
 const maxChanges = 20
 

@@ -99,6 +99,21 @@ func (c *Caddy) Upstreams(t testing.TB) map[string]Upstream {
 	return all
 }
 
+// drain has the admin endpoint drain an upstream, or resume.
+func (c *Caddy) drain(t testing.TB, addr, action string) {
+	t.Helper()
+	req, _ := http.NewRequest(http.MethodPost, c.admin+"/mcp_health/upstreams/"+c.Upstreams(t)[addr].ID+"/"+action, nil)
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if body, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK {
+		t.Fatalf("%s: %d %s", action, resp.StatusCode, body)
+	}
+}
+
 // Goroutines is how many run in Caddy, idle connections of the admin client aside.
 func (c *Caddy) Goroutines(t testing.TB) int {
 	t.Helper()

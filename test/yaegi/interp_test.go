@@ -102,10 +102,15 @@ type drive struct {
 	RequestID   func(body string) string
 	Unavailable func(method, body, reason string, retryMs int) string
 	MayHaveRun  func(method, body, reason string) string
+	SessionLost func(method, body, reason string) string
 	IsRPCAnswer func(status int, contentType, first string) bool
 	BadTarget   func(settings map[string]string) string
 	BadSchedule func(interval, fast, fall, rise int) string
 	Words       func() string
+
+	Tags         func(secret, owner string, ids []string) []string
+	HasSessions  func(version string) bool
+	OpensSession func(method, body string) bool
 
 	StartFleet    func(url string, n, intervalMs, fastMs, timeoutMs, limit int) string
 	FleetIn       func(state string) int
@@ -120,8 +125,8 @@ type drive struct {
 }
 
 var compiled = drive{
-	driver.Probe, driver.RequestID, driver.Unavailable, driver.MayHaveRun, driver.IsRPCAnswer, driver.BadTarget,
-	driver.BadSchedule, driver.Words, driver.StartFleet, driver.FleetIn, driver.FleetTier, driver.FleetStates,
+	driver.Probe, driver.RequestID, driver.Unavailable, driver.MayHaveRun, driver.SessionLost, driver.IsRPCAnswer, driver.BadTarget,
+	driver.BadSchedule, driver.Words, driver.Tags, driver.HasSessions, driver.OpensSession, driver.StartFleet, driver.FleetIn, driver.FleetTier, driver.FleetStates,
 	driver.FleetProbes, driver.FleetMixed, driver.FleetSnapshot, driver.FleetTraffic, driver.FleetProbe, driver.CloseFleet,
 }
 

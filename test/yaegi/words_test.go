@@ -56,6 +56,64 @@ func TestSameAnswers(t *testing.T) {
 	}
 }
 
+func TestSameSessionLost(t *testing.T) {
+	d := interpreted(t)
+	for _, method := range []string{"POST", "GET", "HEAD", "DELETE"} {
+		for _, body := range bodies {
+			if diff := diff(compiled.SessionLost(method, body, "refused"), d.SessionLost(method, body, "refused")); diff != "" {
+				t.Errorf("SessionLost(%q, %.80q) differs (- compiled, + interpreted):\n%s", method, body, diff)
+			}
+		}
+	}
+}
+
+// TestSameTags: an edge that is compiled and one that is interpreted read each
+// other's tags.
+func TestSameTags(t *testing.T) {
+	d := interpreted(t)
+	tagged := "9f86d081-884c.Q28gdGhpcyBpcyBubyB0YWcu"
+	ids := []string{"", ".", "a", "a.b..c.", "a b", "\r\n", "é", "9f86d081-884c-4d63-a3b5-1f0c5e1d2a3b", tagged,
+		strings.Repeat("i", 4096), strings.Repeat("i", 4097), "x." + strings.Repeat("A", 23), "x." + strings.Repeat("=", 23)}
+	for i := 0; i < 20; i++ { // of the size of a tag, wherever its dot is
+		ids = append(ids, strings.Repeat("t", i)+"."+strings.Repeat("-", 23))
+	}
+	for _, secret := range []string{"0123456789abcdef", strings.Repeat("long", 50)} {
+		for _, owner := range []string{"tcp/10.0.0.1:8000", "unix//run/mcp.sock", ""} {
+			if diff := diff(strings.Join(compiled.Tags(secret, owner, ids), "\n"), strings.Join(d.Tags(secret, owner, ids), "\n")); diff != "" {
+				t.Errorf("tags of %q under %q differ (- compiled, + interpreted):\n%s", owner, secret, diff)
+			}
+		}
+	}
+	if got := compiled.Tags("0123456789abcdef", "a", []string{"x"})[0]; !strings.HasSuffix(got, "true") {
+		t.Errorf("a tag is not read again: %s", got)
+	}
+}
+
+func TestSameSessionWords(t *testing.T) {
+	d := interpreted(t)
+	for _, v := range []string{"", "2025-03-26", "2025-11-25", "2026-07-28", "2027-01-01", "2026-07-28x", "DRAFT-2026", "2026/07/28"} {
+		if c, i := compiled.HasSessions(v), d.HasSessions(v); c != i {
+			t.Errorf("HasSessions(%q) = %v compiled, %v interpreted", v, c, i)
+		}
+	}
+	opens := append([]string{`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}`, `{"params":{"method":"x"},"method":"initialize"`}, bodies...)
+	yes := 0
+	for _, method := range []string{"POST", "GET"} {
+		for _, body := range opens {
+			c, i := compiled.OpensSession(method, body), d.OpensSession(method, body)
+			if c != i {
+				t.Errorf("OpensSession(%s, %.80q) = %v compiled, %v interpreted", method, body, c, i)
+			}
+			if c {
+				yes++
+			}
+		}
+	}
+	if yes != 2 {
+		t.Errorf("OpensSession said yes %d times, want 2", yes)
+	}
+}
+
 func TestSameIsRPCAnswer(t *testing.T) {
 	d := interpreted(t)
 	yes := 0

@@ -26,9 +26,9 @@ http://127.0.0.1:%d, http://%s:%d {
 	mcp_proxy %s {
 		hold %s
 		check_path %s
-%s	}
+%s%s	}
 }
-""" % (a.listen, c["host"], a.listen, " ".join(u[7:] for u in c["upstreams"]), c["hold"], c["path"], checks)
+""" % (a.listen, c["host"], a.listen, " ".join(u[7:] for u in c["upstreams"]), c["hold"], c["path"], checks, "\t\tsticky\n" if c.get("sticky") else "")
 with open(work + "/Caddyfile", "w") as o:
     o.write(text)
 caddy = os.environ.get("CADDY", os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../bin/caddy"))

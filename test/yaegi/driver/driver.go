@@ -155,6 +155,32 @@ func sent(a mcphealth.Answer) string {
 	return strconv.Itoa(w.Code) + "\n" + strings.Join(head, "\n") + "\n\n" + w.Body.String()
 }
 
+// SessionLost is the whole 404 to a request with this method and body.
+func SessionLost(method, body, reason string) string {
+	return sent(mcphealth.SessionLost(method, mcphealth.RequestID([]byte(body)), mcphealth.Reason(reason)))
+}
+
+// Tags is what becomes of these ids for a session of owner: tagged, and split.
+func Tags(secret, owner string, ids []string) []string {
+	k := mcphealth.NewSessionKey([]byte(secret))
+	o := k.Owner(owner)
+	var all []string
+	for i := 0; i < len(ids); i++ {
+		tagged := k.Tag(ids[i], o)
+		id, whose, ok := k.Split(tagged)
+		all = append(all, fmt.Sprintf("%q %q %x %v", tagged, id, uint64(whose), ok))
+		id, whose, ok = k.Split(ids[i])
+		all = append(all, fmt.Sprintf("%q %x %v", id, uint64(whose), ok))
+	}
+	return all
+}
+
+// HasSessions and OpensSession are the core's functions of those names.
+func HasSessions(version string) bool { return mcphealth.HasSessions(version) }
+
+// OpensSession takes the body as text.
+func OpensSession(method, body string) bool { return mcphealth.OpensSession(method, []byte(body)) }
+
 // IsRPCAnswer is the core's function of that name.
 func IsRPCAnswer(status int, contentType, first string) bool {
 	return mcphealth.IsRPCAnswer(status, contentType, []byte(first))

@@ -1,0 +1,340 @@
+package caddymodule
+
+import (
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/mcphealth/mcphealth/mcphealth"
+)
+
+// The header fields by which a request says what session it belongs to, spelled as
+// Go spells them.
+const (
+	sessionField = "Mcp-Session-Id"
+	versionField = "Mcp-Protocol-Version"
+)
+
+// A ticket is what a request says of the session that it belongs to.
+type ticket struct {
+	guard  *Guard // nil: it is not sticky
+	given  string // the id as the client has it; "": none, or none that is looked at
+	id     string // as the upstream has it
+	owner  mcphealth.Owner
+	pinned bool // the owner is known, and nobody else is asked
+}
+
+// readTicket finds out what session r belongs to, and takes our tag off its id. A
+// request of the era without sessions goes anywhere, whatever else it carries.
+func (t *transit) readTicket(g *Guard, r *http.Request) {
+	t.ticket.guard = g
+	values := r.Header[sessionField]
+	if len(values) != 1 || values[0] == "" {
+		return
+	}
+	if v := r.Header[versionField]; len(v) > 0 && !mcphealth.HasSessions(v[0]) {
+		return
+	}
+	t.ticket.given = values[0]
+	t.ticket.id, t.ticket.owner, t.ticket.pinned = g.key.Split(values[0])
+	t.showTicket(r)
+}
+
+// showTicket has r carry the id that the upstream knows.
+func (t *transit) showTicket(r *http.Request) {
+	switch values := r.Header[sessionField]; {
+	case t.ticket.given == "" || len(values) != 1:
+	case t.ticket.id == "":
+		delete(r.Header, sessionField)
+	default:
+		values[0] = t.ticket.id
+	}
+}
+
+// letGo makes the request one of no session: it opens a new one.
+func (k *ticket) letGo() { k.id, k.pinned = "", false }
+
+// stampTicket writes the owner into the id that an answer gives out. Who has an id
+// gets back what it sent: clients take any other one for a foreign session.
+func (t *transit) stampTicket() {
+	g := t.ticket.guard
+	if g == nil {
+		return
+	}
+	values := t.Header()[sessionField]
+	if len(values) != 1 || values[0] == "" {
+		return
+	}
+	if t.ticket.given != "" && values[0] == t.ticket.id {
+		values[0] = t.ticket.given
+		return
+	}
+	owner, ok := t.picked.ownerUnder(g.key, t.req)
+	if !ok {
+		g.warnUntagged()
+		return
+	}
+	values[0] = g.key.Tag(values[0], owner)
+}
+
+// ownerUnder is the upstream that was picked, as the key names it.
+func (p *pick) ownerUnder(key *mcphealth.SessionKey, r *http.Request) (mcphealth.Owner, bool) {
+	switch {
+	case p.group == nil:
+		return 0, false
+	case p.member != nil:
+		return p.member.owner(key), true
+	case p.dial != "":
+		return key.Owner(ownerName(p.dial)), true
+	}
+	repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	if !ok {
+		return 0, false
+	}
+	address, _ := repl.GetString("http.reverse_proxy.upstream.address")
+	return key.Owner(address), address != ""
+}
+
+// ownerName is the address by which all edges call an upstream in tags.
+func ownerName(dial string) string {
+	if di, err := dialInfo(dial); err == nil {
+		return di.String()
+	}
+	return dial // it depends on the request
+}
+
+// named is an upstream's name under one key.
+type named struct {
+	key   *mcphealth.SessionKey
+	owner mcphealth.Owner
+}
+
+// owner is the member's name under the key, which seldom is another one than last
+// time.
+func (m *member) owner(key *mcphealth.SessionKey) mcphealth.Owner {
+	n := m.named.Load()
+	if n == nil || n.key != key {
+		n = &named{key, key.Owner(ownerName(m.dial))}
+		m.named.Store(n)
+	}
+	return n.owner
+}
+
+// selectOwner finds the owner of t's session in pool, by its position, and reports
+// whether it can take the request. It notes in t what keeps it from that: nobody
+// else may be asked, for nobody else knows the session.
+func (g *group) selectOwner(t *transit, pool []*reverseproxy.Upstream, members []*member) (int, bool) {
+	guard := t.ticket.guard
+	for i, u := range pool {
+		m := g.memberAt(members, i, u)
+		owner := mcphealth.Owner(0)
+		if m != nil {
+			owner = m.owner(guard.key)
+		} else {
+			owner = guard.key.Owner(ownerName(u.Dial))
+		}
+		if owner != t.ticket.owner {
+			continue
+		}
+		missing.found(owner)
+		gone := m.goneSince()
+		if gone.IsZero() && g.tierOf(members, i, u) != mcphealth.TierDown && u.Available() {
+			if guard.keepLost || !m.drainOver(guard.drainTimeout) || !g.othersUp(pool, members, i) {
+				return i, true
+			}
+			gone = longAgo
+		}
+		t.picked = pick{group: g, none: true, owner: m, gone: gone, others: g.othersUp(pool, members, i)}
+		return i, false
+	}
+	t.picked = pick{group: g, none: true, gone: missing.since(t.ticket.owner), others: g.othersUp(pool, members, -1)}
+	if m := g.unlisted(guard.key, t.ticket.owner); m != nil {
+		t.picked.owner = m
+		if gone := m.goneSince(); !gone.IsZero() && gone.Before(t.picked.gone) {
+			t.picked.gone = gone // it was down before it left the list
+		}
+	}
+	return -1, false
+}
+
+// unlisted finds an owner that a dynamic source gave until a while ago.
+func (g *group) unlisted(key *mcphealth.SessionKey, owner mcphealth.Owner) *member {
+	all := g.dynamic.Load()
+	if all == nil {
+		return nil
+	}
+	for _, m := range *all {
+		if m.owner(key) == owner {
+			return m
+		}
+	}
+	return nil
+}
+
+// memberAt is the member for the upstream at a position of pool; nil: none yet.
+func (g *group) memberAt(members []*member, i int, u *reverseproxy.Upstream) *member {
+	if members != nil {
+		return members[i]
+	}
+	return g.lookup(u.Dial)
+}
+
+// othersUp reports whether an upstream other than that at position not would take a
+// new session now.
+func (g *group) othersUp(pool []*reverseproxy.Upstream, members []*member, not int) bool {
+	for i, u := range pool {
+		if i != not && g.tierOf(members, i, u) <= mcphealth.TierDegraded && u.Available() {
+			return true
+		}
+	}
+	return false
+}
+
+// longAgo is when an owner went away whose sessions get no grace.
+var longAgo = time.Unix(1, 0)
+
+// goneSince is when the upstream went down; zero: it did not.
+func (m *member) goneSince() time.Time {
+	if m == nil || m.entry == nil || m.entry.checker.Tier() != mcphealth.TierDown {
+		return time.Time{}
+	}
+	if s := m.entry.checker.Snapshot(); s.State == mcphealth.Down {
+		return s.Since
+	}
+	return time.Time{}
+}
+
+// drainOver reports whether the upstream has been draining for longer than that: its
+// sessions have had their time.
+func (m *member) drainOver(timeout time.Duration) bool {
+	if m == nil || m.entry == nil {
+		return false
+	}
+	since := m.entry.drainingSince()
+	return !since.IsZero() && time.Since(since) > timeout
+}
+
+// ownersOutage is why the owner of a session cannot serve, and when it is worth to
+// ask again; empty if nothing is known.
+func (p *pick) ownersOutage(now time.Time) (mcphealth.Reason, time.Duration) {
+	m := p.owner
+	if m == nil {
+		m = p.member
+	}
+	switch {
+	case m == nil && p.none:
+		return mcphealth.RouteAbsent, 0
+	case m == nil || m.entry == nil:
+		return "", 0
+	case p.gone.Equal(longAgo):
+		return mcphealth.Draining, 0
+	case m.tier() != mcphealth.TierDown && !p.gone.IsZero():
+		return mcphealth.RouteAbsent, 0 // it may live, but is in no list any more
+	case m.tier() != mcphealth.TierDown:
+		return "", 0
+	}
+	s := m.entry.checker.Snapshot()
+	return s.Reason, s.RetryAfter(now)
+}
+
+// missing are owners of sessions that no list of upstreams has, and since when. They
+// are the process's: a reload is when owners vanish.
+var missing = absentees{at: map[mcphealth.Owner]time.Time{}}
+
+// maxMissing is how many owners may be missing at once: 10,000, the largest fleet.
+const maxMissing = 10_000
+
+type absentees struct {
+	n  atomic.Int32
+	mu sync.RWMutex
+	at map[mcphealth.Owner]time.Time
+}
+
+// since is when a request for the owner first found it missing.
+func (a *absentees) since(o mcphealth.Owner) time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	since, ok := a.at[o]
+	if !ok {
+		if len(a.at) >= maxMissing {
+			clear(a.at) // their grace begins anew
+		}
+		since = time.Now()
+		a.at[o] = since
+	}
+	a.n.Store(int32(len(a.at)))
+	return since
+}
+
+// found says that the owner is there.
+func (a *absentees) found(o mcphealth.Owner) {
+	if a.n.Load() == 0 {
+		return
+	}
+	a.mu.RLock()
+	_, missed := a.at[o]
+	a.mu.RUnlock()
+	if !missed {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.at, o)
+	a.n.Store(int32(len(a.at)))
+}
+
+// lostSessions counts the requests that were told so; entries count their own.
+var lostSessions atomic.Int64
+
+// lost reports whether the session of t ended with its owner: that is gone for
+// longer than the grace, and somebody else could open a new one.
+func (g *Guard) lost(t *transit) bool {
+	p := &t.picked
+	return t.ticket.pinned && !g.keepLost && p.none && p.others && !p.gone.IsZero() && time.Since(p.gone) >= g.grace
+}
+
+// sessionLost answers 404: the client is to open a new session.
+func (g *Guard) sessionLost(t *transit, was *before, body []byte) error {
+	reason, _ := t.picked.ownersOutage(time.Now())
+	reason = or(reason, mcphealth.RouteAbsent)
+	upstream := ""
+	if m := t.picked.owner; m != nil && m.entry != nil {
+		m.entry.lost.Add(1)
+		upstream = m.entry.upstream
+	}
+	g.logLost(lostSessions.Add(1), upstream, reason)
+	was.restore(t, t.req)
+	if body == nil {
+		body = t.firstBytes(true)
+	}
+	id := mcphealth.RequestID(body[:min(len(body), mcphealth.MaxIDBody)])
+	mcphealth.SessionLost(t.req.Method, id, reason).Send(t)
+	return nil
+}
+
+// logLost writes at most one line a second: a server takes hundreds of sessions with
+// it.
+func (g *Guard) logLost(total int64, upstream string, reason mcphealth.Reason) {
+	now := time.Now().UnixNano()
+	last := g.lostAt.Load()
+	if now-last < int64(time.Second) || !g.lostAt.CompareAndSwap(last, now) {
+		return
+	}
+	if ce := g.log.Check(zapcore.InfoLevel, "session lost with its upstream, the client is told to open a new one"); ce != nil {
+		ce.Write(zap.String("upstream", upstream), zap.String("reason", string(reason)), zap.Int64("lost_in_all", total))
+	}
+}
+
+// warnUntagged says once that nobody tells the guard who owns a session.
+func (g *Guard) warnUntagged() {
+	if g.untagged.CompareAndSwap(false, true) {
+		g.log.Warn("sticky has no effect: behind mcp_guard there is no reverse_proxy with lb_policy mcp_health (or dynamic mcp_health); session ids pass as they are")
+	}
+}

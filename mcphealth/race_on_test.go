@@ -1,0 +1,5 @@
+//go:build race
+
+package mcphealth
+
+const raceEnabled = true // the race detector has sync.Pool forget things

@@ -1,0 +1,294 @@
+package e2e
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+)
+
+// driven is a client library that does one thing at a time. What it answers is what
+// an application would see.
+type driven interface {
+	open() (string, error)
+	call(message string) (string, error)
+	whoami() (string, error)
+}
+
+// goClient is the Go SDK.
+type goClient struct {
+	t       *testing.T
+	url     string
+	session *mcp.ClientSession
+	dial    func() (*mcp.ClientSession, error)
+}
+
+func (c *goClient) open() (_ string, err error) {
+	if c.session != nil {
+		c.session.Close()
+	}
+	c.session, err = c.dial()
+	return "ok", err
+}
+
+func (c *goClient) call(message string) (string, error) {
+	return message, Echo(c.t.Context(), c.session, message)
+}
+
+func (c *goClient) whoami() (string, error) { return whoami(c.t.Context(), c.session) }
+
+// nodeClient is client.mjs with one of the TypeScript SDKs.
+type nodeClient struct {
+	in  io.Writer
+	out *bufio.Scanner
+}
+
+func startNode(t *testing.T, lib, url string) *nodeClient {
+	t.Helper()
+	cmd := exec.Command("node", filepath.Join(npmServers(t), "client.mjs"), lib, url)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	return &nodeClient{in, bufio.NewScanner(out)}
+}
+
+func (c *nodeClient) do(line string, result any) error {
+	fmt.Fprintln(c.in, line)
+	if !c.out.Scan() {
+		return fmt.Errorf("the client ended: %v", c.out.Err())
+	}
+	var a struct {
+		Result json.RawMessage
+		Error  string
+	}
+	if err := json.Unmarshal(c.out.Bytes(), &a); err != nil {
+		return fmt.Errorf("%q: %w", c.out.Text(), err)
+	}
+	if a.Error != "" {
+		return fmt.Errorf("%s", a.Error)
+	}
+	return json.Unmarshal(a.Result, result)
+}
+
+func (c *nodeClient) open() (s string, err error) { err = c.do("open", &s); return s, err }
+func (c *nodeClient) call(message string) (s string, e error) {
+	e = c.do("call "+message, &s)
+	return s, e
+}
+func (c *nodeClient) whoami() (s string, err error) { err = c.do("whoami", &s); return s, err }
+
+// clientLibraries are those of docs/clients.md.
+var clientLibraries = []struct {
+	name  string
+	start func(t *testing.T, url string) driven
+}{
+	{"go-sdk v1.8.0", func(t *testing.T, url string) driven {
+		return &goClient{t: t, dial: func() (*mcp.ClientSession, error) { return connect(t.Context(), url) }}
+	}},
+	{"@modelcontextprotocol/sdk 1.32.2", func(t *testing.T, url string) driven { return startNode(t, "sdk1", url) }},
+	{"@modelcontextprotocol/client 2.4.0", func(t *testing.T, url string) driven { return startNode(t, "sdk2", url) }},
+	{"mcp-remote 0.15.1", func(t *testing.T, url string) driven {
+		dir := t.TempDir()
+		return &goClient{t: t, dial: func() (*mcp.ClientSession, error) {
+			cmd := exec.Command("node", filepath.Join(npmServers(t), "node_modules/mcp-remote/dist/proxy.js"), url, "--allow-http", "--transport", "http-only")
+			cmd.Env = append(os.Environ(), "MCP_REMOTE_CONFIG_DIR="+dir, "HOME="+dir)
+			c := mcp.NewClient(&mcp.Implementation{Name: "mcphealth-e2e", Version: "0"}, nil)
+			return c.Connect(t.Context(), &mcp.CommandTransport{Command: cmd}, &mcp.ClientSessionOptions{ProtocolVersion: LegacyVersion})
+		}}
+	}},
+}
+
+// What each client library does with what the edge says. The log is where
+// docs/clients.md is from; wanted is only that nobody is lost for good.
+func TestClientLibraries(t *testing.T) {
+	for _, lib := range clientLibraries {
+		t.Run(lib.name, func(t *testing.T) {
+			site := "mcp_proxy /mcp* {ALL} {\n\tsticky\n\thold %s\n\tsession_grace 2s\n\tcheck_interval 1s\n}"
+			r := startReplicas(t, "ts-sdk-v1.32.2-stateful", 2, fmt.Sprintf(site, "0"))
+			c := lib.start(t, r.caddy.URL())
+			say := func(what string, did func() (string, error)) bool {
+				start := time.Now()
+				got, err := did()
+				if err != nil {
+					got = "ERROR " + err.Error()
+				}
+				t.Logf("%-34s %5d ms  %s", what, time.Since(start).Milliseconds(), got)
+				return err == nil
+			}
+			n := 0
+			call := func() (string, error) {
+				n++
+				return c.call(fmt.Sprintf("%s-%d", strings.ReplaceAll(t.Name(), " ", "-"), n))
+			}
+			must := func(what string, did func() (string, error)) {
+				t.Helper()
+				if !say(what, did) {
+					t.Errorf("%s failed", what)
+				}
+			}
+			owner := func() *Instance {
+				t.Helper()
+				who, err := c.whoami()
+				if err != nil {
+					t.Fatal(err)
+				}
+				return r.all[who[0]-'a']
+			}
+			must("open", c.open)
+			must("call", call)
+			first := owner()
+			first.Kill(t)
+			r.caddy.AwaitState(t, first.Addr, "down", 5*time.Second)
+			say("503: call", call)
+			time.Sleep(2500 * time.Millisecond)
+			say("404 of the edge: call", call)
+			say("404 of the edge: the next call", call)
+			must("open anew", c.open)
+			must("call", call)
+			first.Restart(t)
+			r.caddy.AwaitState(t, first.Addr, "up", 5*time.Second)
+
+			second := owner()
+			second.Kill(t)
+			second.Restart(t)
+			r.caddy.AwaitState(t, second.Addr, "up", 5*time.Second)
+			say("404 of the restarted server: call", call)
+			say("… the next call", call)
+			must("open anew", c.open)
+			must("call", call)
+
+			r.caddy.Reload(t, r.site(fmt.Sprintf(site, "10s")))
+			for _, i := range r.all {
+				i.Kill(t)
+			}
+			time.Sleep(300 * time.Millisecond)
+			var back sync.WaitGroup
+			back.Go(func() {
+				time.Sleep(1500 * time.Millisecond)
+				for _, i := range r.all {
+					i.Restart(t)
+				}
+			})
+			must("held: open", c.open)
+			back.Wait()
+			must("call", call)
+			r.wantOnce(t)
+		})
+	}
+}
+
+// 200 sessions of 5 calls with the TypeScript clients.
+func TestTypeScriptSessionsFindTheirOwner(t *testing.T) {
+	for _, lib := range []string{"sdk1", "sdk2"} {
+		for _, n := range []int{2, 3} {
+			t.Run(fmt.Sprintf("%s/%d replicas", lib, n), func(t *testing.T) {
+				r := startReplicas(t, "ts-sdk-v1.32.2-stateful", n, "mcp_proxy /mcp* {ALL} {\n\tsticky\n}")
+				var got struct {
+					Whole, Calls int
+					Owners       map[string]int
+					Errors       map[string]int
+				}
+				if err := startNode(t, lib, r.caddy.URL()).do(fmt.Sprintf("many %d %d", sessions, calls), &got); err != nil {
+					t.Fatal(err)
+				}
+				t.Logf("%+v", got)
+				if got.Whole != sessions || len(got.Owners) != n {
+					t.Errorf("%d of %d sessions whole on %d replicas, want all on %d", got.Whole, sessions, len(got.Owners), n)
+				}
+			})
+		}
+	}
+}
+
+// A rolling restart under the load of 40 TypeScript clients.
+func TestTypeScriptRollingRestart(t *testing.T) {
+	for _, lib := range []string{"sdk1", "sdk2"} {
+		t.Run(lib, func(t *testing.T) {
+			r := startReplicas(t, "ts-sdk-v1.32.2-stateful", 3, "mcp_proxy /mcp* {ALL} {\n\tsticky\n}")
+			c := startNode(t, lib, r.caddy.URL())
+			var got struct {
+				Calls, Reopened, Longest int
+				Errors                   map[string]int
+			}
+			var load sync.WaitGroup
+			load.Go(func() {
+				if err := c.do("work 40 14000", &got); err != nil {
+					t.Error(err)
+				}
+			})
+			time.Sleep(1500 * time.Millisecond)
+			for _, i := range r.all {
+				i.Terminate(t)
+				time.Sleep(500 * time.Millisecond)
+				i.Restart(t)
+				r.caddy.AwaitState(t, i.Addr, "up", 5*time.Second)
+				time.Sleep(500 * time.Millisecond)
+			}
+			load.Wait()
+			t.Logf("%+v", got)
+			// These servers take 3 to 4 s to restart, and a new session may land on the
+			// one that goes next.
+			if got.Reopened < 40 || got.Longest > 12000 {
+				t.Errorf("%d sessions opened anew, %d ms the longest without an answer; want each of 40 clients to go on", got.Reopened, got.Longest)
+			}
+			r.wantOnce(t)
+		})
+	}
+}
+
+// Drained, a replica loses no session: its clients go on, new ones go elsewhere, and
+// once they have left it can be taken away unnoticed.
+func TestDrainBeforeARestart(t *testing.T) {
+	r := startReplicas(t, "go-sdk-v1.8.0-stateful", 2, "mcp_proxy /mcp* {ALL} {\n\tsticky\n}")
+	var old []*mcp.ClientSession
+	for len(old) < 20 {
+		s, err := connect(t.Context(), r.caddy.URL())
+		if err != nil {
+			t.Fatal(err)
+		}
+		old = append(old, s)
+	}
+	r.caddy.drain(t, r.all[0].Addr, "drain")
+	for n := range 20 {
+		s, err := connect(t.Context(), r.caddy.URL())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if who, err := whoami(t.Context(), s); who != "b" {
+			t.Errorf("a new session went to %q (%v) while a drains", who, err)
+		}
+		if err := Echo(t.Context(), old[n], fmt.Sprint("old ", n)); err != nil {
+			t.Errorf("an old session: %v", err)
+		}
+		s.Close()
+		old[n].Close()
+	}
+	r.all[0].AwaitSessions(t, 1) // the prober's
+	r.all[0].Terminate(t)
+	r.all[0].Restart(t)
+	r.caddy.AwaitState(t, r.all[0].Addr, "up", 5*time.Second)
+	r.caddy.drain(t, r.all[0].Addr, "resume")
+	c := runSessions(t, r.caddy.URL())
+	if c.whole != sessions || c.owners["a"] == 0 {
+		t.Errorf("%v, want all whole, on both", c)
+	}
+}
