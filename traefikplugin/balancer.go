@@ -170,6 +170,7 @@ type route struct {
 	refs   int       // guarded by routes.mu
 
 	mu     sync.Mutex
+	used   []*keeper       // the routers that share it
 	is     map[string]bool // status as last set
 	child  int             // 0 = none, 1 = down, 2 = up
 	counts bool            // an unfenced real server is up
@@ -194,6 +195,7 @@ func steer(set *settings, k *keeper, next http.Handler) *route {
 	defer routes.mu.Unlock()
 	if r := routes.m[v.Pointer()]; r != nil {
 		r.refs++
+		r.use(k)
 		return r
 	}
 	b := inspect(next)
@@ -204,9 +206,14 @@ func steer(set *settings, k *keeper, next http.Handler) *route {
 	if r == nil {
 		return nil
 	}
+	r.use(k)
 	h := http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
 		unstick(rw.Header())
-		k.serve(rw, req)
+		if !r.isMCP(req.URL.Path) { // as Traefik's balancer says it
+			http.Error(rw, "no available server", http.StatusServiceUnavailable)
+			return
+		}
+		k.serve(rw, req, func() http.Handler { return k.group.pick(func(m *member) bool { return r.succeeds(m) }) })
 	})
 	if b.addChild(h) {
 		r.child = 2
@@ -288,10 +295,57 @@ func (r *route) drop() {
 	}
 }
 
-// member is the route as a way to serve g's requests.
-func (r *route) member(g *group) *member {
+// use notes a router that leads to this balancer.
+func (r *route) use(k *keeper) {
 	r.mu.Lock()
-	r.groups[g.key] = g
+	r.used = append(r.used, k)
+	r.mu.Unlock()
+}
+
+func (r *route) users() []*keeper {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]*keeper{}, r.used...)
+}
+
+// isMCP reports whether the path is an MCP endpoint for any of the routers.
+func (r *route) isMCP(path string) bool {
+	all := r.users()
+	for i := 0; i < len(all); i++ {
+		if all[i].set.isMCP(path) {
+			return true
+		}
+	}
+	return false
+}
+
+// succeeds reports whether what this route holds may go on to m: which of its
+// routers let a request pass is not known, and so m must have them all.
+func (r *route) succeeds(m *member) bool {
+	if m.route == r {
+		return true
+	}
+	if m.route == nil {
+		return false
+	}
+	mine := r.users()
+	theirs := m.route.users()
+	for i := 0; i < len(mine); i++ {
+		found := false
+		for j := 0; j < len(theirs); j++ {
+			found = found || theirs[j].router == mine[i].router
+		}
+		if !found {
+			return false
+		}
+	}
+	return true
+}
+
+// member is the route as a way to serve the requests of k's group.
+func (r *route) member(k *keeper) *member {
+	r.mu.Lock()
+	r.groups[k.group.key] = k.group
 	r.mu.Unlock()
 	var known []*server
 	for i := 0; i < len(r.server); i++ {
@@ -299,7 +353,7 @@ func (r *route) member(g *group) *member {
 			known = append(known, r.server[i])
 		}
 	}
-	return &member{servers: known, handler: func() http.Handler {
+	return &member{router: k.router, route: r, ctx: k.ctx, servers: known, handler: func() http.Handler {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if r.counts {

@@ -272,7 +272,7 @@ func isToken(s string) bool {
 // isMCP reports whether a path is an MCP endpoint. What clients ask at well-known
 // paths is discovery: a 404 there is an answer that they understand.
 func (s *settings) isMCP(path string) bool {
-	if strings.HasPrefix(path, "/.well-known/") {
+	if strings.Contains(path+"/", "/.well-known/") {
 		return false
 	}
 	for i := 0; i < len(s.paths); i++ {
@@ -285,6 +285,17 @@ func (s *settings) isMCP(path string) bool {
 		}
 	}
 	return false
+}
+
+// forwards checks what a fallback needs that forwards to upstreams: each of them is
+// one endpoint, and so has no place for the rest of a path.
+func (s *settings) forwards() error {
+	for i := 0; len(s.upstreams) > 0 && i < len(s.paths); i++ {
+		if strings.HasSuffix(s.paths[i], "*") {
+			return bad("paths", s.paths[i], "no * on a fallback with upstreams, which are one endpoint each")
+		}
+	}
+	return nil
 }
 
 // probed is the path to probe on a server that Traefik knows.

@@ -172,10 +172,15 @@ type loggerKey struct{}
 // onRouter is a context as Traefik gives it to New for that router.
 func onRouter(t *testing.T, router string) (context.Context, context.CancelFunc) {
 	t.Helper()
-	l := &zerologger{context: []byte(`{"entryPointName":"web","routerName":"` + router + `","middlewareName":"mcp@file"`)}
-	ctx, cancel := context.WithCancel(context.WithValue(context.Background(), loggerKey{}, l))
+	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
-	return ctx, cancel
+	return routerContext(ctx, router), cancel
+}
+
+// routerContext is that of a router of ctx's configuration.
+func routerContext(ctx context.Context, router string) context.Context {
+	l := &zerologger{context: []byte(`{"entryPointName":"web","routerName":"` + router + `","middlewareName":"mcp@file"`)}
+	return context.WithValue(ctx, loggerKey{}, l)
 }
 
 // newHandler calls New and wants no error.

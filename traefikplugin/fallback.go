@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/http/httputil"
 	"net/url"
 	"reflect"
@@ -42,11 +43,42 @@ func (k *keeper) fallback(next http.Handler) http.Handler {
 			serveStatus(rw, req)
 		case !k.set.isMCP(req.URL.Path):
 			other.ServeHTTP(rw, req)
+		case k.refused():
+			other.ServeHTTP(rw, req)
 		case k.set.absentAfter > 0 && k.group.absent(time.Now()) > k.set.absentAfter:
 			other.ServeHTTP(rw, req) // not coming back: say so
 		default:
-			k.serve(rw, req)
+			k.serve(rw, req, func() http.Handler { return k.successor() })
 		}
+	})
+}
+
+// refused reports whether a request that came to a fallback did so because the
+// service's router is there and did not want it. Of a configuration that has ended
+// counts what it had: the next one's routers have not been asked.
+func (k *keeper) refused() bool {
+	if k.ctx.Err() != nil {
+		return k.group.hadRoute(configOf(k.ctx))
+	}
+	names := k.group.routers()
+	if len(names) > 0 {
+		tell("%s: the fallback got a request that router %s did not match", where(k.group.key), names[0])
+	}
+	return len(names) > 0
+}
+
+// successor is where a fallback's held requests go on. Where two routers could have
+// matched them, nothing tells which.
+func (k *keeper) successor() http.Handler {
+	names := k.group.routers()
+	if len(names) < 2 {
+		return k.group.pick(anyMember)
+	}
+	warnOnce("%s: the fallback stands for both routers %s and %s: it refuses what it held. Give one of them another name",
+		where(k.group.key), names[0], names[1])
+	return http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+		pass, _ := req.Context().Value(passKey).(*passage)
+		k.refuse(rw, req, pass)
 	})
 }
 
@@ -60,7 +92,9 @@ func (k *keeper) gate(next http.Handler, open *atomic.Int32) http.Handler {
 		case open.Load() != 0 || !k.set.isMCP(req.URL.Path):
 			next.ServeHTTP(rw, req)
 		default:
-			k.serve(rw, req)
+			k.serve(rw, req, func() http.Handler {
+				return k.group.pick(func(m *member) bool { return m.router == k.router })
+			})
 		}
 	})
 }
@@ -87,7 +121,7 @@ func (k *keeper) direct(all []*server) *member {
 		ways = append(ways, k.way(all[i]))
 	}
 	var turn atomic.Int32
-	return &member{direct: true, servers: all, handler: func() http.Handler {
+	return &member{direct: true, router: k.router, ctx: k.ctx, servers: all, handler: func() http.Handler {
 		tier := best(all, true)
 		start := int(turn.Add(1)&0xffff) % atLeastOne(len(all))
 		for i := 0; tier < mcphealth.TierSuspect && i < len(all); i++ {
@@ -123,19 +157,35 @@ func (k *keeper) way(s *server) http.Handler {
 	forward := proxyTo(s.checker.Target().URL)
 	return http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
 		pass, _ := req.Context().Value(passKey).(*passage)
-		if pass == nil || !pass.kept && (replayed(rw) || req.ContentLength > maxHeldBody || pass.keep(req) != nil) {
-			forward.ServeHTTP(rw, req)
+		if pass == nil {
+			http.NotFound(rw, req) // nobody comes here but through serve
 			return
 		}
-		forward.ServeHTTP(rw, req)
-		if pass.refused {
-			pass.refused = false
+		if k.send(rw, req, pass, forward) {
 			s.checker.Sent()
 			s.checker.Failed(mcphealth.Refused)
 			pass.rewind(req)
-			k.serve(rw, req)
+			k.serve(rw, req, func() http.Handler { return k.successor() })
 		}
 	})
+}
+
+// send forwards a request, and keeps its body meanwhile, if there is room. It
+// reports whether it could not be sent, in which case it has not been answered.
+func (k *keeper) send(rw http.ResponseWriter, req *http.Request, pass *passage, forward http.Handler) (refused bool) {
+	size := sizeOf(req)
+	if !pass.kept && size <= maxHeldBody && k.group.take(size) {
+		defer func() { k.group.give(size) }()
+		if err := pass.keep(req, time.Time{}); err != nil && !errors.Is(err, errTooLarge) {
+			k.unread(rw, req, pass)
+			return false
+		}
+	}
+	pass.sent.Store(false)
+	pass.refused = false
+	trace := &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) { pass.sent.Store(true) }}
+	forward.ServeHTTP(rw, req.WithContext(httptrace.WithClientTrace(req.Context(), trace)))
+	return pass.refused
 }
 
 // proxyTo forwards requests to the MCP endpoint at upstream, with the Host that
@@ -158,25 +208,24 @@ func proxyTo(upstream string) http.Handler {
 	}
 }
 
-// failed answers a forwarded request that got no answer. Only a failed dial proves
-// that it was not executed: way goes on with that.
+// failed answers a forwarded request that got no answer. It was surely not executed
+// only if it got no connection, the TLS handshake included: way goes on with that.
 func failed(rw http.ResponseWriter, req *http.Request, err error) {
-	pass, _ := req.Context().Value(passKey).(*passage)
-	var op *net.OpError
 	if errors.Is(err, context.Canceled) {
 		rw.WriteHeader(clientGone)
 		return
 	}
-	dial := errors.As(err, &op) && op.Op == "dial"
-	if dial && pass != nil && pass.kept {
+	pass, _ := req.Context().Value(passKey).(*passage)
+	unsent := pass != nil && !pass.sent.Load()
+	if unsent && pass.kept {
 		pass.refused = true
 		return
 	}
 	id := mcphealth.NullID
-	if pass != nil && pass.kept {
+	if pass != nil {
 		id = mcphealth.RequestID(firstOf(pass.body))
 	}
-	if dial {
+	if unsent {
 		mcphealth.Unavailable(req.Method, id, mcphealth.Refused, routeRetry).Send(rw)
 		return
 	}

@@ -3,11 +3,14 @@
 package traefikplugin
 
 import (
+	"context"
 	"net/http"
 	"reflect"
 	"sort"
 	"sync"
 	"time"
+
+	"github.com/mcphealth/mcphealth/mcphealth"
 )
 
 const (
@@ -25,6 +28,9 @@ const (
 type member struct {
 	id      int
 	direct  bool                // through configured upstreams, not through Traefik's route
+	router  string              // with its provider: whose requests these are
+	route   *route              // nil for a gate and for a direct way
+	ctx     context.Context     // ends with the configuration; nil = never
 	servers []*server           // whose health decides
 	handler func() http.Handler // nil while it cannot serve
 }
@@ -38,12 +44,19 @@ type group struct {
 	refs    int
 	nextID  int
 	members map[int]*member
-	since   time.Time // the route is absent since, if it is
+	since   time.Time        // the route is absent since, if it is
+	routed  map[uintptr]bool // the configurations that have, or had, a route
 
-	waiters map[int]chan int
+	waiters map[int]*waiter
 	bytes   int  // of held bodies
 	waking  bool // a wake is under way
 	poking  bool // servers are being asked for the waiters' sake
+}
+
+// waiter is one held request.
+type waiter struct {
+	box  chan int
+	size int // of its body
 }
 
 var groups struct {
@@ -60,7 +73,7 @@ func join(key string) *group {
 	}
 	g := groups.m[key]
 	if g == nil {
-		g = &group{key: key, members: map[int]*member{}, waiters: map[int]chan int{}, since: time.Now()}
+		g = &group{key: key, members: map[int]*member{}, waiters: map[int]*waiter{}, routed: map[uintptr]bool{}, since: time.Now()}
 		groups.m[key] = g
 	}
 	g.refs++
@@ -82,6 +95,10 @@ func (g *group) add(m *member) (remove func()) {
 	g.nextID++
 	m.id = id
 	g.members[id] = m
+	config := configOf(m.ctx)
+	if !m.direct && config != 0 {
+		g.routed[config] = true
+	}
 	g.mu.Unlock()
 	g.wake()
 	return func() {
@@ -91,15 +108,54 @@ func (g *group) add(m *member) (remove func()) {
 			g.since = time.Now()
 		}
 		g.mu.Unlock()
+		time.AfterFunc(linger, func() {
+			g.mu.Lock()
+			delete(g.routed, config)
+			g.mu.Unlock()
+		})
 	}
 }
 
-// list is the members: Traefik's routes before direct ways, the newest first.
+// configOf tells configurations apart: all contexts of one end together.
+func configOf(ctx context.Context) uintptr {
+	if ctx == nil {
+		return 0
+	}
+	return reflect.ValueOf(ctx.Done()).Pointer()
+}
+
+// hadRoute: that configuration has a route of this group, or had one as it ended.
+func (g *group) hadRoute(config uintptr) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.routed[config]
+}
+
+// routers is the names of the routers that there are, with their providers.
+func (g *group) routers() []string {
+	all := g.list()
+	var names []string
+	for i := 0; i < len(all); i++ {
+		known := all[i].direct
+		for j := 0; j < len(names); j++ {
+			known = known || names[j] == all[i].router
+		}
+		if !known {
+			names = append(names, all[i].router)
+		}
+	}
+	return names
+}
+
+// list is the members: Traefik's routes before direct ways, the newest first. Those
+// of a configuration that has ended are none any more.
 func (g *group) list() []*member {
 	g.mu.Lock()
 	var all []*member
 	for _, m := range g.members {
-		all = append(all, m)
+		if m.ctx == nil || m.ctx.Err() == nil {
+			all = append(all, m)
+		}
 	}
 	g.mu.Unlock()
 	sort.Slice(all, func(i, j int) bool {
@@ -111,10 +167,13 @@ func (g *group) list() []*member {
 	return all
 }
 
-// pick is the handler that can serve now, or nil.
-func (g *group) pick() http.Handler {
+// pick is the handler that can serve now, of the members that may, or nil.
+func (g *group) pick(may func(m *member) bool) http.Handler {
 	all := g.list()
 	for i := 0; i < len(all); i++ {
+		if !may(all[i]) {
+			continue
+		}
 		if h := all[i].handler(); h != nil {
 			return h
 		}
@@ -122,15 +181,14 @@ func (g *group) pick() http.Handler {
 	return nil
 }
 
-// absent is how long neither a route nor a direct way has been there. A server
-// that is down does not make its route absent.
+func anyMember(_ *member) bool { return true }
+
+// absent is how long there has been no route. A server that is down does not make
+// its route absent, and what is configured as an upstream is there for good.
 func (g *group) absent(now time.Time) time.Duration {
 	all := g.list()
 	for i := 0; i < len(all); i++ {
-		if !all[i].direct || all[i].handler() != nil {
-			g.mu.Lock()
-			g.since = now
-			g.mu.Unlock()
+		if !all[i].direct || len(all[i].servers) > 0 {
 			return 0
 		}
 	}
@@ -159,7 +217,7 @@ func (g *group) enlist(size, max int) (id int, box chan int) {
 	}
 	g.nextID++
 	box = make(chan int, 1)
-	g.waiters[g.nextID] = box
+	g.waiters[g.nextID] = &waiter{box: box, size: size}
 	g.bytes += size
 	if !g.poking {
 		g.poking = true
@@ -168,9 +226,39 @@ func (g *group) enlist(size, max int) (id int, box chan int) {
 	return g.nextID, box
 }
 
-func (g *group) unlist(id, size int) {
+// unlist takes one who waits out, if it is still in.
+func (g *group) unlist(id int) {
 	g.mu.Lock()
-	delete(g.waiters, id)
+	defer g.mu.Unlock()
+	if w := g.waiters[id]; w != nil {
+		delete(g.waiters, id)
+		g.bytes -= w.size
+	}
+}
+
+// resize notes how large the body of one who waits turned out to be.
+func (g *group) resize(id, size int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if w := g.waiters[id]; w != nil {
+		g.bytes += size - w.size
+		w.size = size
+	}
+}
+
+// take makes room for a body that is kept while it is sent; give returns it.
+func (g *group) take(size int) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.bytes+size > maxHeldBytes {
+		return false
+	}
+	g.bytes += size
+	return true
+}
+
+func (g *group) give(size int) {
+	g.mu.Lock()
 	g.bytes -= size
 	g.mu.Unlock()
 }
@@ -193,12 +281,12 @@ func (g *group) poke() {
 		return
 	}
 	time.AfterFunc(pokePause, func() { g.poke() })
-	if g.pick() != nil {
+	if g.pick(anyMember) != nil {
 		g.wake() // a token may have come before its reader looked
 	}
 	all := g.servers()
 	for i := 0; i < len(all); i++ {
-		if all[i].tier(true) > 1 {
+		if all[i].tier(true) > mcphealth.TierDegraded {
 			all[i].checker.Probe()
 		}
 	}
@@ -229,8 +317,8 @@ func (g *group) wakeSome(ids []int) {
 	}
 	g.mu.Lock()
 	for i := 0; i < n; i++ {
-		if box := g.waiters[ids[i]]; box != nil {
-			post(box)
+		if w := g.waiters[ids[i]]; w != nil {
+			post(w.box)
 		}
 	}
 	g.waking = n < len(ids)
@@ -246,7 +334,7 @@ func (g *group) wakeSome(ids []int) {
 // wakeLate wakes those who came while a wake was under way.
 func (g *group) wakeLate() {
 	defer func() { complain("wake", recover()) }()
-	if g.pick() != nil {
+	if g.pick(anyMember) != nil {
 		g.wake()
 	}
 }

@@ -6,10 +6,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
-	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/mcphealth/mcphealth/mcphealth"
@@ -35,80 +34,93 @@ var passKey = new(int)
 type passage struct {
 	times   int
 	end     time.Time // of its hold
-	body    []byte    // if it is kept
+	held    bool      // it has waited until then
+	body    []byte    // all of it if kept, else perhaps its beginning
 	kept    bool
-	refused bool // the last dial failed: it was not executed
+	sent    atomic.Bool // it got a connection, and may have been executed
+	refused bool        // it got none, and is not answered yet
 }
 
 // keeper answers requests that nothing can serve at the moment: it holds them,
 // hands them on when their group can serve again, and refuses them with a reason.
 type keeper struct {
-	set   *settings
-	group *group
+	set    *settings
+	group  *group
+	router string          // it stands on, with its provider; "" if unknown
+	ctx    context.Context // ends with the configuration
 }
 
-// serve keeps one request. The ResponseWriter is passed on as it is, so that
-// streams stay live.
-func (k *keeper) serve(rw http.ResponseWriter, req *http.Request) {
+// serve keeps one request until pick finds a handler for it. The ResponseWriter is
+// passed on as it is, so that streams stay live.
+func (k *keeper) serve(rw http.ResponseWriter, req *http.Request, pick func() http.Handler) {
 	pass, _ := req.Context().Value(passKey).(*passage)
-	first := pass == nil
-	if first {
+	if pass == nil {
 		pass = &passage{end: time.Now().Add(k.set.hold)}
 		req = req.WithContext(context.WithValue(req.Context(), passKey, pass))
 	}
-	if pass.times++; pass.times > maxPasses {
-		k.refuse(rw, req, nil)
+	pass.times++
+	if pass.times > maxPasses {
+		k.refuse(rw, req, pass)
 		return
 	}
-	if h := k.group.pick(); h != nil {
+	if h := pick(); h != nil {
 		h.ServeHTTP(rw, req)
 		return
 	}
-	if k.set.hold <= 0 {
-		k.refuse(rw, req, nil)
+	if k.set.hold <= 0 || !pass.kept && sizeOf(req) > maxHeldBody {
+		k.refuse(rw, req, pass)
 		return
 	}
-	if !pass.kept && first && !replayed(rw) {
-		if err := pass.keep(req); err != nil {
-			if req.Context().Err() != nil {
-				rw.WriteHeader(clientGone)
-				return
-			}
-			k.refuse(rw, req, pass.body)
-			return
-		}
-	}
-	k.wait(rw, req, pass.body, pass.end)
+	k.wait(rw, req, pass, pick)
 }
 
-// keep takes the body into memory. With an error, body is its beginning.
-func (p *passage) keep(req *http.Request) error {
-	b, err := readBody(req)
-	p.body = b
-	p.kept = err == nil
-	return err
+// sizeOf is how much room a request's body may need.
+func sizeOf(req *http.Request) int {
+	if req.ContentLength < 0 {
+		return maxHeldBody
+	}
+	if req.ContentLength > maxHeldBody {
+		return maxHeldBody + 1
+	}
+	return int(req.ContentLength)
 }
 
 // rewind puts the kept body back.
 func (p *passage) rewind(req *http.Request) {
-	if p.body != nil {
+	if p.kept && p.body != nil {
 		req.Body = io.NopCloser(bytes.NewReader(p.body))
 	}
 }
 
-// wait enlists the request and serves, refuses or drops it.
-func (k *keeper) wait(rw http.ResponseWriter, req *http.Request, body []byte, end time.Time) {
-	id, box := k.group.enlist(len(body), k.set.holdMax)
+// wait takes a place, then the body, and serves, refuses or drops the request. At
+// the end of the hold it loses its place even if the client is still sending.
+func (k *keeper) wait(rw http.ResponseWriter, req *http.Request, pass *passage, pick func() http.Handler) {
+	size := sizeOf(req)
+	if pass.kept {
+		size = len(pass.body)
+	}
+	id, box := k.group.enlist(size, k.set.holdMax)
 	if box == nil {
-		k.refuse(rw, req, body)
+		k.refuse(rw, req, pass)
 		return
 	}
-	late := time.AfterFunc(time.Until(end), func() { post(box) })
+	late := time.AfterFunc(time.Until(pass.end), func() {
+		k.group.unlist(id)
+		post(box)
+	})
 	gone := context.AfterFunc(req.Context(), func() { post(box) })
-	leave := func() {
+	leave := func() { // called, not deferred: interpreted, that would hang the request
 		late.Stop()
 		gone()
-		k.group.unlist(id, len(body))
+		k.group.unlist(id)
+	}
+	if !pass.kept {
+		if pass.keep(req, pass.end) != nil {
+			leave()
+			k.unread(rw, req, pass)
+			return
+		}
+		k.group.resize(id, len(pass.body))
 	}
 	for {
 		if req.Context().Err() != nil {
@@ -116,52 +128,104 @@ func (k *keeper) wait(rw http.ResponseWriter, req *http.Request, body []byte, en
 			rw.WriteHeader(clientGone)
 			return
 		}
-		if h := k.group.pick(); h != nil {
+		if h := pick(); h != nil {
 			leave()
+			pass.rewind(req)
 			h.ServeHTTP(rw, req)
 			return
 		}
-		if !time.Now().Before(end) {
+		if !time.Now().Before(pass.end) {
 			leave()
-			k.refuse(rw, req, body)
+			pass.held = true
+			k.refuse(rw, req, pass)
 			return
 		}
 		<-box
 	}
 }
 
-var errTooLarge = errors.New("body too large to hold")
-
-// readBody takes the whole body into memory: net/http notices that a client
-// leaves only once its body has been read, and a call that nobody waits for must
-// not be executed. What it returns with an error is the beginning.
-func readBody(req *http.Request) ([]byte, error) {
-	if req.Body == nil || req.Body == http.NoBody {
-		return nil, nil
+// unread answers a request whose body could not be kept.
+func (k *keeper) unread(rw http.ResponseWriter, req *http.Request, pass *passage) {
+	if req.Context().Err() != nil {
+		rw.WriteHeader(clientGone)
+		return
 	}
-	b, err := io.ReadAll(io.LimitReader(req.Body, maxHeldBody+1))
-	if err == nil && len(b) > maxHeldBody {
-		err = errTooLarge
-	}
-	if err != nil {
-		return b, err
-	}
-	req.Body = io.NopCloser(bytes.NewReader(b))
-	req.ContentLength = int64(len(b))
-	req.TransferEncoding = nil
-	return b, nil
+	k.refuse(rw, req, pass)
 }
 
-// replayed: Traefik's retry middleware is in front. It keeps the body itself, and
-// would send an empty one after we had read it.
-func replayed(rw http.ResponseWriter) bool { return strings.Contains(fmt.Sprintf("%T", rw), "retry.") }
+var (
+	errTooLarge = errors.New("body too large to hold")
+	errTooLate  = errors.New("the hold ended before the body")
+	errNoBody   = errors.New("the body has been read before")
+)
+
+// readSize is how much of a body is read at once.
+const readSize = 32 << 10
+
+// keep takes the whole body into memory, until end if that is set: net/http notices
+// that a client leaves only once its body has been read, and a call that nobody waits
+// for must not be executed. After an error body is its beginning; one that is too
+// large can still be read in full, as if nothing had happened.
+func (p *passage) keep(req *http.Request, end time.Time) error {
+	if req.Body == nil || req.Body == http.NoBody {
+		p.kept = true
+		return nil
+	}
+	p.body = nil
+	chunk := make([]byte, readSize)
+	for {
+		n, err := req.Body.Read(chunk)
+		p.body = append(p.body, chunk[:n]...)
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		if len(p.body) > maxHeldBody {
+			break
+		}
+		if !end.IsZero() && !time.Now().Before(end) {
+			return errTooLate
+		}
+	}
+	if len(p.body) > maxHeldBody {
+		var whole io.ReadCloser = &restored{r: io.MultiReader(bytes.NewReader(p.body), req.Body), c: req.Body}
+		req.Body = whole
+		return errTooLarge
+	}
+	if int64(len(p.body)) < req.ContentLength || len(p.body) == 0 && req.ContentLength < 0 && req.Method == http.MethodPost {
+		return errNoBody // a retry in front sends what another attempt has read
+	}
+	p.kept = true
+	req.Body = io.NopCloser(bytes.NewReader(p.body))
+	req.ContentLength = int64(len(p.body))
+	req.TransferEncoding = nil
+	return nil
+}
+
+// restored is a body of which the beginning has been read.
+type restored struct {
+	r io.Reader
+	c io.Closer
+}
+
+func (b *restored) Read(to []byte) (int, error) { return b.r.Read(to) }
+func (b *restored) Close() error                { return b.c.Close() }
 
 // refuse answers 503 (design.md §4).
-func (k *keeper) refuse(rw http.ResponseWriter, req *http.Request, body []byte) {
+func (k *keeper) refuse(rw http.ResponseWriter, req *http.Request, pass *passage) {
+	var body []byte
+	if pass != nil {
+		body = pass.body
+	}
 	if body == nil && req.Body != nil && req.Method == http.MethodPost {
 		body, _ = io.ReadAll(io.LimitReader(req.Body, mcphealth.MaxIDBody))
 	}
 	reason, retry := k.why()
+	if pass != nil && pass.held && k.set.retryAfter == 0 && retry > routeRetry {
+		retry = routeRetry // it has waited long enough
+	}
 	mcphealth.Unavailable(req.Method, mcphealth.RequestID(firstOf(body)), reason, retry).Send(rw)
 }
 

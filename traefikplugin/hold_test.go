@@ -131,7 +131,8 @@ func TestNotFound(t *testing.T) {
 	tests := []struct {
 		path string
 		want int
-	}{{"/mcp", 503}, {"/mcp/", 503}, {"/tools/x", 503}, {"/else", 404}, {"/mcpx", 404}, {"/.well-known/oauth-protected-resource/mcp", 404}}
+	}{{"/mcp", 503}, {"/mcp/", 503}, {"/tools/x", 503}, {"/else", 404}, {"/mcpx", 404}, {"/.well-known/oauth-protected-resource/mcp", 404},
+		{"/tools/.well-known/openid-configuration", 404}}
 	for _, tt := range tests {
 		rec := httptest.NewRecorder()
 		h.ServeHTTP(rec, httptest.NewRequest(http.MethodPost, tt.path, nil))
@@ -150,11 +151,14 @@ func TestNotFound(t *testing.T) {
 func TestEndlessHandOver(t *testing.T) {
 	ctx, _ := onRouter(t, "app@file")
 	set, _ := (&Config{Hold: "1s"}).parse()
-	k := &keeper{set: set, group: join(groupOf(ctx, t.Name()))}
+	k := &keeper{set: set, group: join(groupOf(ctx, t.Name())), ctx: ctx}
 	defer k.group.leave()
 	times := 0
 	var self http.Handler
-	self = http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) { times++; k.serve(rw, req) })
+	self = http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+		times++
+		k.serve(rw, req, func() http.Handler { return k.group.pick(anyMember) })
+	})
 	defer k.group.add(&member{handler: func() http.Handler { return self }})()
 	rec := call(self, 0)
 	if rec.Code != 503 || times > maxPasses+1 {

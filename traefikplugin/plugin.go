@@ -36,13 +36,16 @@ func New(ctx context.Context, next http.Handler, config *Config, name string) (h
 	if err != nil {
 		return nil, err
 	}
-	k := &keeper{set: set, group: join(groupOf(ctx, name))}
+	k := &keeper{set: set, group: join(groupOf(ctx, name)), router: routerOf(ctx), ctx: ctx}
 	l := live(ctx)
 	l.later(func() { k.group.leave() })
 	switch k.role(l, next) {
 	case modeHealth:
 		return next, nil
 	case modeFallback:
+		if err := set.forwards(); err != nil {
+			return nil, err
+		}
 		return k.beside(l, next), nil
 	case modeGate:
 		return k.guard(l, next), nil
@@ -56,11 +59,15 @@ func (k *keeper) role(l *life, next http.Handler) string {
 	if mode == modeAuto || mode == modeHealth {
 		if r := steer(k.set, k, next); r != nil {
 			l.later(func() { r.drop() })
-			l.now(k.group.add(r.member(k.group)))
+			l.now(k.group.add(r.member(k)))
 			return modeHealth
 		}
 	}
 	if mode == modeFallback || mode == modeAuto && isNoop(next) {
+		return modeFallback
+	}
+	if mode == modeHealth && isNoop(next) { // which would answer 418
+		warnOnce("%s: mode health in front of noop@internal: this is a fallback", where(k.group.key))
 		return modeFallback
 	}
 	if len(k.set.upstreams) > 0 {
@@ -97,7 +104,7 @@ func (k *keeper) guard(l *life, next http.Handler) http.Handler {
 	l.hold(all)
 	open := &atomic.Int32{}
 	canHold := k.set.hold > 0
-	m := &member{servers: all, handler: func() http.Handler {
+	m := &member{router: k.router, ctx: k.ctx, servers: all, handler: func() http.Handler {
 		if open.Load() != 0 {
 			return next
 		}

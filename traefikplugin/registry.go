@@ -27,6 +27,7 @@ type server struct {
 	gone    atomic.Bool // refuses connections, and no probe has said otherwise since
 
 	mu        sync.Mutex
+	goneAt    time.Time
 	nextID    int
 	followers map[int]func()
 }
@@ -61,9 +62,9 @@ func acquire(set *settings, url string) (*server, error) {
 	s.checker = c
 	registry.servers[key] = s
 	c.OnChange(logChange)
-	c.OnResult(func(_ mcphealth.Result) {
+	c.OnResult(func(r mcphealth.Result) {
 		defer func() { complain("OnResult", recover()) }()
-		s.gone.Store(false)
+		s.answered(r.At)
 		s.tell()
 	})
 	c.Start()

@@ -98,9 +98,27 @@ func (s *server) look(addr string, times int, again bool) {
 		}
 		return
 	}
-	s.gone.Store(true)
+	s.left(time.Now())
 	s.tell()
 	s.checker.Probe()
+}
+
+// left notes that the server refused a connection.
+func (s *server) left(at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.goneAt = at
+	s.gone.Store(true)
+}
+
+// answered notes the end of a probe that began then: one that is older than the
+// refusal does not know of it.
+func (s *server) answered(began time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if began.After(s.goneAt) {
+		s.gone.Store(false)
+	}
 }
 
 // follow has f called after each probe, and when the server is found gone.

@@ -1,8 +1,12 @@
 package yaegi_test
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -164,6 +168,66 @@ func TestPluginConfig(t *testing.T) {
 		_, err := b.middleware(context.Background(), next, map[string]interface{}{tt.key: tt.value})
 		if (err == nil) != (tt.bad == "") || err != nil && !strings.Contains(err.Error(), tt.bad) {
 			t.Errorf("%s: %v: error %v, want one that names %q", tt.key, tt.value, err, tt.bad)
+		}
+	}
+}
+
+// sums answers probes, and calls with the sum of their body.
+func sums(rw http.ResponseWriter, req *http.Request) {
+	body, _ := io.ReadAll(req.Body)
+	if bytes.Contains(body, []byte("tools/call")) {
+		fmt.Fprintf(rw, "%x of %d", sha256.Sum256(body), len(body))
+		return
+	}
+	var q struct {
+		ID json.RawMessage `json:"id"`
+	}
+	_ = json.Unmarshal(body, &q)
+	rw.Header().Set("Content-Type", "application/json")
+	fmt.Fprintf(rw, `{"jsonrpc":"2.0","id":%s,"result":{"supportedVersions":["2026-07-28"],"capabilities":{},"serverInfo":{"name":"a","version":"1"}}}`, q.ID)
+}
+
+// Interpreted, a fallback with upstreams forwards bodies as they came, holds what it
+// cannot send, and refuses what no handshake let through.
+func TestPluginForwards(t *testing.T) {
+	b := loadPlugin(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	srv, tls := httptest.NewServer(http.HandlerFunc(sums)), httptest.NewTLSServer(http.HandlerFunc(sums))
+	t.Cleanup(func() { // not Close, which waits for the probes' connections
+		_ = srv.Listener.Close()
+		_ = tls.Listener.Close()
+	})
+	tests := []struct {
+		upstream string
+		size     int
+		status   int
+	}{
+		{srv.URL, 100, 200}, {srv.URL, 1<<20 - 1, 200}, {srv.URL, 1<<20 + 1, 200}, {srv.URL, 3 << 20, 200}, {tls.URL, 100, 503}, {"http://127.0.0.1:1", 100, 503},
+	}
+	for _, tt := range tests {
+		h, err := b.middleware(ctx, http.NotFoundHandler(), map[string]interface{}{"mode": "fallback", "hold": "1s", "upstreams": tt.upstream + "/mcp"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		edge := httptest.NewServer(h)
+		head := `{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"x":"`
+		body := head + strings.Repeat("x", tt.size-len(head)-3) + `"}}`
+		want := fmt.Sprintf("%x of %d", sha256.Sum256([]byte(body)), len(body))
+		if tt.status == 503 {
+			want = `"id":7`
+		}
+		req, _ := http.NewRequest(http.MethodPost, edge.URL+"/mcp", io.NopCloser(strings.NewReader(body))) // chunked
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		t.Logf("%d bytes to %s: %d", tt.size, tt.upstream, resp.StatusCode)
+		edge.Close()
+		if resp.StatusCode != tt.status || !strings.Contains(string(got), want) {
+			t.Errorf("%d bytes to %s: %d %.200s, want %d %s", tt.size, tt.upstream, resp.StatusCode, got, tt.status, want)
 		}
 	}
 }
