@@ -193,6 +193,7 @@ func forgetAll(t testing.TB) {
 func (e *edge) load(options, site string) {
 	e.t.Helper()
 	require.NoError(e.t, caddy.Load(e.adapt(options, site), true))
+	client.CloseIdleConnections() // a reload ends them, and a call may cross that
 }
 
 func (e *edge) adapt(options, site string) []byte {
