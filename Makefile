@@ -12,7 +12,7 @@ SOURCES := $(shell find mcphealth caddymodule cmd internal docs -name '*.go' -no
 # In CI, tests with real processes get a second chance; see .ci/again.
 AGAIN := $(if $(CI),$(CURDIR)/.ci/again,)
 
-.PHONY: help run build test yaegi adapt suite e2e traefik accuracy bench fuzz flake lint clean
+.PHONY: help run build test yaegi adapt suite e2e traefik accuracy bench fuzz flake lint vuln clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -76,9 +76,25 @@ flake: ## the scheduler tests 500 times, the core three times with the race dete
 	go test ./mcphealth -run 'Threshold|Interval|Watch|Traffic|Close|Hung|Alarm|Pause|ComesBack|RetryAfter|Listeners|Initial|ErrorRate|LearnedHost' -count=500
 	go test $(RACE) ./mcphealth -count=3
 
-lint: ## gofmt and vet, everywhere
+# Every module with code of ours in it.
+MODULES = $(dir $(filter-out test/traefik/binary/%,$(shell git ls-files go.mod '*/go.mod')))
+
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+lint: ## gofmt, vet and staticcheck, in all modules
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); exit 1; }
-	go vet ./...
+	@for m in $(MODULES); do echo "vet, staticcheck: $$m"; \
+		(cd $$m && go vet ./... && go run $(STATICCHECK) ./...) || exit 1; done
+
+# The database of vulnerabilities comes as a Go module, of one day, so that a run
+# says the same tomorrow; VULNDB=https://vuln.go.dev asks today's. GO_PATCHED is the
+# patch release to build with: what the standard library had before is not ours.
+GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
+VULNDB_OF   := golang.org/x/vulndb@v0.0.0-20261105234957-e22db6528018
+VULNDB       = file://$(shell go mod download -json $(VULNDB_OF) | sed -n 's/.*"Dir": "\(.*\)",/\1/p')/data/osv
+GO_PATCHED  := go1.26.11
+vuln: ## known vulnerabilities that our code reaches, in all modules
+	@db="$(VULNDB)"; for m in $(MODULES); do echo "govulncheck: $$m"; \
+		(cd $$m && GOTOOLCHAIN=$(GO_PATCHED) go run $(GOVULNCHECK) -db "$$db" ./...) || exit 1; done
 
 clean: ## what was built
 	rm -rf bin test/e2e/.cache test/traefik/.cache

@@ -164,8 +164,7 @@ func endpoint(server, path string) string {
 // route drives one balancer by the health of its servers.
 type route struct {
 	b      *balancer
-	hold   bool // requests can wait
-	url    []string
+	hold   bool      // requests can wait
 	server []*server // by the index of b.names; nil for a name without URL
 	refs   int       // guarded by routes.mu
 

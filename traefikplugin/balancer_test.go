@@ -178,7 +178,8 @@ func TestUnstick(t *testing.T) {
 // A panic in New would end Traefik's reloads for good.
 func TestNewRecovers(t *testing.T) {
 	next := http.NotFoundHandler()
-	h, err := New(nil, next, &Config{Upstreams: []string{"http://127.0.0.1:1/mcp"}}, "mcp") //nolint:staticcheck // a nil context panics
+	//lint:ignore SA1012 a nil context panics
+	h, err := New(nil, next, &Config{Upstreams: []string{"http://127.0.0.1:1/mcp"}}, "mcp")
 	if err != nil || h == nil {
 		t.Errorf("New = %v, %v, want next", h, err)
 	}
@@ -220,6 +221,7 @@ func TestGroupOf(t *testing.T) {
 	}
 	ctxA, _ := onRouter(t, "app@docker")
 	ctxB, _ := onRouter(t, "other@docker")
+	//lint:ignore SA4000 two groups of unknown routers are no group
 	if groupOf(ctxA, "mcp") == groupOf(ctxB, "mcp") || groupOf(ctxA, "mcp") == groupOf(ctxA, "mcp2") || groupOf(context.Background(), "mcp") == groupOf(context.Background(), "mcp") {
 		t.Error("other routers, other middlewares and unknown routers must not meet")
 	}

@@ -196,16 +196,37 @@ func proxyTo(upstream string) http.Handler {
 		return http.NotFoundHandler() // its checker would not have been made
 	}
 	return &httputil.ReverseProxy{
-		Director: func(req *http.Request) {
-			req.URL.Scheme = to.Scheme
-			req.URL.Host = to.Host
-			req.URL.Path = to.Path
-			req.URL.RawPath = to.RawPath
+		Rewrite: func(p *httputil.ProxyRequest) {
+			p.Out.URL.Scheme = to.Scheme
+			p.Out.URL.Host = to.Host
+			p.Out.URL.Path = to.Path
+			p.Out.URL.RawPath = to.RawPath
+			forward(p)
 		},
 		Transport:     directTransport,
 		FlushInterval: -1,
 		ErrorHandler:  failed,
 	}
+}
+
+// forward keeps what Traefik says of the client and the query as it is, which
+// Rewrite starts without, and adds the client's address as Traefik's own proxy does.
+func forward(p *httputil.ProxyRequest) {
+	p.Out.URL.RawQuery = p.In.URL.RawQuery
+	for _, name := range []string{"Forwarded", "X-Forwarded-Host", "X-Forwarded-Proto"} {
+		if v, ok := p.In.Header[name]; ok {
+			p.Out.Header[name] = v
+		}
+	}
+	before, given := p.In.Header["X-Forwarded-For"]
+	ip, _, err := net.SplitHostPort(p.In.RemoteAddr)
+	if err != nil || given && before == nil {
+		return // Traefik is told not to
+	}
+	if len(before) > 0 {
+		ip = strings.Join(before, ", ") + ", " + ip
+	}
+	p.Out.Header.Set("X-Forwarded-For", ip)
 }
 
 // failed answers a forwarded request that got no answer. It was surely not executed

@@ -154,8 +154,7 @@ func TestEndlessHandOver(t *testing.T) {
 	k := &keeper{set: set, group: join(groupOf(ctx, t.Name())), ctx: ctx}
 	defer k.group.leave()
 	times := 0
-	var self http.Handler
-	self = http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+	var self http.Handler = http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
 		times++
 		k.serve(rw, req, func() http.Handler { return k.group.pick(anyMember) })
 	})

@@ -27,7 +27,6 @@ type driven interface {
 // goClient is the Go SDK.
 type goClient struct {
 	t       *testing.T
-	url     string
 	session *mcp.ClientSession
 	dial    func() (*mcp.ClientSession, error)
 }

@@ -15,12 +15,11 @@ import (
 
 // setup is one way to run Traefik before a container.
 type setup struct {
-	name    string
-	plugin  string // settings; "" = without the plugin
-	labels  []string
-	flags   []string
-	retry   bool // Traefik's retry middleware in front of the plugin
-	dynamic string
+	name   string
+	plugin string // settings; "" = without the plugin
+	labels []string
+	flags  []string
+	retry  bool // Traefik's retry middleware in front of the plugin
 }
 
 var ours = setup{name: "the plugin, hold 10 s", plugin: "hold: 10s"}

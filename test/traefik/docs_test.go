@@ -156,7 +156,7 @@ func startStatic(t *testing.T, static, dynamic string) *Traefik {
 	if !strings.Contains(static, "providers:") {
 		static += "providers:\n  file:\n    filename: " + file + "\n"
 	}
-	static += fmt.Sprintf("api:\n  insecure: true\nlog:\n  level: DEBUG\nglobal:\n  checkNewVersion: false\n  sendAnonymousUsage: false\n")
+	static += "api:\n  insecure: true\nlog:\n  level: DEBUG\nglobal:\n  checkNewVersion: false\n  sendAnonymousUsage: false\n"
 	static = strings.Replace(static, "entryPoints:\n", fmt.Sprintf("entryPoints:\n  traefik:\n    address: \"127.0.0.1:%d\"\n", api), 1)
 	name := filepath.Join(dir, "static.yml")
 	if err := os.WriteFile(name, []byte(static), 0o644); err != nil {
