@@ -9,9 +9,11 @@ package caddymodule
 import (
 	"context"
 	"fmt"
+	"math"
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 
@@ -52,9 +54,14 @@ func init() {
 type App struct {
 	Check
 
+	// What share of requests should be answered well; burn rates are measured by it.
+	// Default: 0.999
+	Objective float64 `json:"objective,omitempty"`
+
 	ctx    caddy.Context
 	logger *zap.Logger
 	events *caddyevents.App
+	unwind context.CancelFunc // ends the goroutine that Start began
 
 	mu      sync.Mutex
 	groups  []*group
@@ -98,7 +105,25 @@ func (a *App) Provision(ctx caddy.Context) error {
 }
 
 // Validate checks the defaults.
-func (a *App) Validate() error { return a.validate() }
+func (a *App) Validate() error {
+	if a.Objective != 0 {
+		if err := validObjective(a.Objective); err != nil {
+			return fmt.Errorf("objective %v: %w", a.Objective, err)
+		}
+	}
+	return a.validate()
+}
+
+// maxObjective is the highest objective: 0.99999. Above it, a single bad request
+// of a month burns the budget of years.
+const maxObjective = 0.99999
+
+func validObjective(share float64) error {
+	if !(share >= 0.5 && share <= maxObjective) {
+		return fmt.Errorf("want a share of requests from 0.5 to %v, such as 0.999", maxObjective)
+	}
+	return nil
+}
 
 // appOf returns the app of the configuration that ctx belongs to.
 func appOf(ctx caddy.Context) (*App, error) {
@@ -122,6 +147,10 @@ func (a *App) Start() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.started = true
+	objective.Store(math.Float64bits(a.Objective))
+	ctx, cancel := context.WithCancel(context.Background())
+	a.unwind = cancel
+	go ledger.keepBudgets(ctx)
 	for _, g := range a.groups {
 		g.start()
 	}
@@ -135,6 +164,9 @@ func (a *App) Stop() error {
 	a.mu.Lock()
 	a.stopped = true
 	groups := a.groups
+	if a.unwind != nil {
+		a.unwind()
+	}
 	a.mu.Unlock()
 	for _, g := range groups {
 		g.stop()
@@ -260,6 +292,7 @@ func (h eventHandler) Handle(ctx context.Context, e caddy.Event) error { return 
 // parseGlobalOption reads the global option `mcp_health`. Syntax:
 //
 //	mcp_health {
+//	    objective   <share>
 //	    path        <path>
 //	    host        <host>
 //	    header      <name> <value>
@@ -284,7 +317,7 @@ func (h eventHandler) Handle(ctx context.Context, e caddy.Event) error { return 
 //	    slow_start   <duration>
 //	}
 //
-// All are defaults for the checks of all handlers.
+// All but objective are defaults for the checks of all handlers.
 func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
 	app := new(App)
 	if err := app.UnmarshalCaddyfile(d); err != nil {
@@ -302,7 +335,28 @@ func (a *App) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if d.NextArg() {
 		return d.ArgErr()
 	}
-	return a.unmarshalBlock(d, nil)
+	return a.unmarshalBlock(d, func(name string) (bool, error) {
+		if name != "objective" {
+			return false, nil
+		}
+		if a.Objective != 0 {
+			return true, d.Err("option 'objective' is given twice")
+		}
+		if !d.NextArg() || d.CountRemainingArgs() > 0 {
+			return true, d.ArgErr()
+		}
+		share, err := strconv.ParseFloat(d.Val(), 64)
+		if err != nil {
+			err = fmt.Errorf("want a share of requests such as 0.999")
+		} else {
+			err = validObjective(share)
+		}
+		if err != nil {
+			return true, d.Errf("bad value of 'objective': '%s': %v", d.Val(), err)
+		}
+		a.Objective = share
+		return true, nil
+	})
 }
 
 // Interface guards

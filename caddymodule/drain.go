@@ -81,6 +81,7 @@ func (p *pool) setDrain(e *entry, on bool) {
 	if !changed {
 		return
 	}
+	observers.notify()
 	message := "upstream drains"
 	if !on {
 		message = "upstream takes new work again"

@@ -77,12 +77,18 @@ type entry struct {
 	host     string
 	network  string
 	address  string
+	interval time.Duration
 	checker  *mcphealth.Checker
+	account  *account     // what is counted of it
 	lost     atomic.Int64 // sessions that went away with it
 	drain    drain
 	upAgain  atomic.Int64 // when it last came back, Unix nanoseconds; 0: never
 
 	resting atomic.Bool // nobody refers to it: the checker asks nothing
+
+	// The state that the endpoint counts it in; "": none, for nobody refers to it.
+	counting sync.Mutex
+	counted  mcphealth.State
 
 	// Who wants to know of changes, besides the log and the events.
 	listening sync.Mutex
@@ -116,6 +122,7 @@ func (p *pool) acquire(q question, upstream string, owner *App, line func() *mcp
 		}
 		e.checker.Start() // it rests if nobody referred to it
 		e.resting.Store(false)
+		e.count()
 		return e, nil
 	}
 	target := q.Target
@@ -131,12 +138,15 @@ func (p *pool) acquire(q question, upstream string, owner *App, line func() *mcp
 	}
 	e := &entry{
 		id: id, upstream: upstream, path: pathOf(q.Target.URL), host: q.Target.Host,
-		network: q.Network, address: q.Address,
+		network: q.Network, address: q.Address, interval: q.Schedule.Interval,
 		header: q.Target.Header, sent: target.Header,
 		checker: checker, refs: 1, owner: owner,
+		account: ledger.open(upstream, pathOf(q.Target.URL)),
 	}
 	e.drainSince(p.drainOf(q, e.path))
+	e.count()
 	checker.OnChange(e.changed)
+	checker.OnResult(e.probed)
 	if len(e.header) > 0 {
 		checker.OnResult(e.renew)
 	}
@@ -165,6 +175,10 @@ func (e *entry) listen(f func(mcphealth.Change)) (cancel func()) {
 // events take their time.
 func (e *entry) changed(c mcphealth.Change) {
 	e.noteRecovery(c)
+	if c.From != c.To {
+		e.account.moved(c)
+		e.count()
+	}
 	e.listening.Lock()
 	all := slices.Collect(maps.Keys(e.listeners))
 	e.listening.Unlock()
@@ -172,6 +186,25 @@ func (e *entry) changed(c mcphealth.Change) {
 		(*f)(c)
 	}
 	announce(e, c)
+}
+
+// probed counts a probe.
+func (e *entry) probed(r mcphealth.Result) {
+	e.account.probed(r)
+	e.count()
+}
+
+// count has the endpoint count e in the state that it is in now.
+func (e *entry) count() {
+	e.counting.Lock()
+	defer e.counting.Unlock()
+	now := mcphealth.State("")
+	if !e.resting.Load() {
+		now = e.checker.Snapshot().State
+	}
+	e.account.endpoint.move(e.counted, now, time.Now())
+	e.counted = now
+	observers.notify()
 }
 
 // renew has later probes carry what the header's placeholders are now. One that
@@ -212,6 +245,7 @@ func (p *pool) release(e *entry) {
 		return
 	}
 	e.resting.Store(true)
+	e.count()
 	e.checker.Pause()
 	var t *time.Timer
 	t = time.AfterFunc(p.keep, func() { p.drop(e, &t) })
@@ -228,6 +262,8 @@ func (p *pool) drop(e *entry, timer **time.Timer) {
 	delete(p.entries, e.id)
 	p.mu.Unlock()
 	_ = e.checker.Close()
+	ledger.close(e.account)
+	observers.notify()
 }
 
 // closeUnused closes what nobody refers to, at once: the process exits. Sessions
@@ -251,7 +287,10 @@ func (p *pool) closeUnused(wait time.Duration) {
 	go func() {
 		var all sync.WaitGroup
 		for _, e := range unused {
-			all.Go(func() { _ = e.checker.Close() })
+			all.Go(func() {
+				_ = e.checker.Close()
+				ledger.close(e.account)
+			})
 		}
 		all.Wait()
 		close(done)
