@@ -187,6 +187,7 @@ func (g *Guard) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp
 		return next.ServeHTTP(w, r)
 	}
 	t := &transit{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, req: r}
+	t.takeOver(transitOf(w, r), g)
 	setContext(r, context.WithValue(r.Context(), transitKey{}, t))
 	was := remember(w, r)
 	defer was.forget()
@@ -200,6 +201,7 @@ func (g *Guard) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp
 	if err != nil && t.status == 0 {
 		err = g.rescue(t, was, next, err)
 	}
+	t.hideTicket(r)
 	t.returned = true
 	return err
 }
@@ -303,7 +305,7 @@ func (g *Guard) rescue(t *transit, was *before, next caddyhttp.Handler, err erro
 	t.failed(reason)
 	group := t.picked.group
 	reopen := false
-	if g.lost(t) {
+	if t.lost() {
 		body := t.firstBytes(true)
 		if !mcphealth.OpensSession(t.req.Method, body) {
 			return g.sessionLost(t, was, body)
@@ -347,20 +349,15 @@ func (g *Guard) wait(t *transit, was *before, next caddyhttp.Handler, body []byt
 		group.enter()
 		defer group.leave()
 	}
-	if given := time.Now().Add(g.patience(t)); given.Before(over) {
-		over = given
-	}
-	ctx, cancel := context.WithDeadline(r.Context(), over)
-	defer cancel()
 	place := room.enter()
 	// A connection that was found dead says little about the upstream, and nothing
 	// about the others: the first turn is at once. Failed dials were retried.
 	var dial reverseproxy.DialError
 	atOnce = atOnce || reason != "" && !errors.As(err, &dial)
 	looked := !t.ticket.pinned // others are not worth a last look
-	for atOnce || room.wait(ctx, place) || !looked && r.Context().Err() == nil {
+	for atOnce || t.waitTurn(room, place, over) || !looked && r.Context().Err() == nil {
 		atOnce = false
-		looked = looked || ctx.Err() != nil
+		looked = looked || !time.Now().Before(over)
 		was.restore(t, r)
 		t.showTicket(r)
 		t.sendAgain(body)
@@ -373,7 +370,7 @@ func (g *Guard) wait(t *transit, was *before, next caddyhttp.Handler, body []byt
 			return g.conclude(t, was, f, reason, err)
 		}
 		t.failed(reason)
-		if g.lost(t) {
+		if t.lost() {
 			return g.sessionLost(t, was, body)
 		}
 	}
@@ -399,14 +396,25 @@ func (g *Guard) roomOf(t *transit) *room {
 	return g.room
 }
 
-// patience is how long t is held: the whole hold, unless its session is given up
-// before that.
-func (g *Guard) patience(t *transit) time.Duration {
-	p := &t.picked
-	if !t.ticket.pinned || g.keepLost || !p.others || p.gone.IsZero() {
-		return g.hold
+// waitTurn blocks until it is t's turn, and reports false if the hold is over before.
+// It is time for a look, too, when the session of t may have been given up.
+func (t *transit) waitTurn(room *room, place *waiter, over time.Time) bool {
+	until := over
+	if t.ticket.mayBeLost() {
+		left := t.ticket.guard.grace
+		if !t.picked.gone.IsZero() {
+			left -= time.Since(t.picked.gone)
+		}
+		if left <= 0 {
+			left = lastWait // nobody else was up
+		}
+		if given := time.Now().Add(left); given.Before(over) {
+			until = given
+		}
 	}
-	return max(0, min(g.hold, g.grace-time.Since(p.gone)))
+	ctx, cancel := context.WithDeadline(t.req.Context(), until)
+	defer cancel()
+	return room.wait(ctx, place) || until.Before(over) && t.req.Context().Err() == nil
 }
 
 // sendAgain makes the request ready to be sent on once more.

@@ -36,26 +36,62 @@ type ticket struct {
 func (t *transit) readTicket(g *Guard, r *http.Request) {
 	t.ticket.guard = g
 	values := r.Header[sessionField]
-	if len(values) != 1 || values[0] == "" {
+	if len(values) == 0 {
 		return
 	}
+	t.ticket.given, t.ticket.id = values[0], values[0]
 	if v := r.Header[versionField]; len(v) > 0 && !mcphealth.HasSessions(v[0]) {
 		return
 	}
-	t.ticket.given = values[0]
 	t.ticket.id, t.ticket.owner, t.ticket.pinned = g.key.Split(values[0])
 	t.showTicket(r)
 }
 
 // showTicket has r carry the id that the upstream knows.
 func (t *transit) showTicket(r *http.Request) {
-	switch values := r.Header[sessionField]; {
-	case t.ticket.given == "" || len(values) != 1:
+	switch {
+	case t.ticket.given == "":
 	case t.ticket.id == "":
 		delete(r.Header, sessionField)
 	default:
-		values[0] = t.ticket.id
+		rename(r.Header[sessionField], t.ticket.given, t.ticket.id)
 	}
+}
+
+// hideTicket has r carry the id that the client knows, as it came: another guard, or
+// an error route, may look at it next.
+func (t *transit) hideTicket(r *http.Request) {
+	switch {
+	case t.ticket.given == "" || t.ticket.given == t.ticket.id:
+	case t.ticket.id == "":
+		r.Header[sessionField] = []string{t.ticket.given}
+	default:
+		rename(r.Header[sessionField], t.ticket.id, t.ticket.given)
+	}
+}
+
+// rename changes a field's value wherever it stands: some say a field twice.
+func rename(values []string, from, to string) {
+	for i, v := range values {
+		if v == from {
+			values[i] = to
+		}
+	}
+}
+
+// takeOver has the innermost of several guards around one proxy see to the session:
+// it alone learns who was picked. If it is not sticky itself, it does so for the one
+// that is.
+func (t *transit) takeOver(outer *transit, g *Guard) {
+	if outer == nil || outer.over || outer.ticket.guard == nil {
+		return
+	}
+	if g.key != nil {
+		outer.hideTicket(t.req)
+	} else {
+		t.ticket = outer.ticket
+	}
+	outer.ticket = ticket{}
 }
 
 // letGo makes the request one of no session: it opens a new one.
@@ -69,19 +105,21 @@ func (t *transit) stampTicket() {
 		return
 	}
 	values := t.Header()[sessionField]
-	if len(values) != 1 || values[0] == "" {
-		return
+	for i, id := range values {
+		switch id {
+		case "":
+			continue
+		case t.ticket.id:
+			values[i] = t.ticket.given
+			continue
+		}
+		owner, ok := t.picked.ownerUnder(g.key, t.req)
+		if !ok {
+			g.warnUntagged()
+			return
+		}
+		values[i] = g.key.Tag(id, owner)
 	}
-	if t.ticket.given != "" && values[0] == t.ticket.id {
-		values[0] = t.ticket.given
-		return
-	}
-	owner, ok := t.picked.ownerUnder(g.key, t.req)
-	if !ok {
-		g.warnUntagged()
-		return
-	}
-	values[0] = g.key.Tag(values[0], owner)
 }
 
 // ownerUnder is the upstream that was picked, as the key names it.
@@ -143,25 +181,53 @@ func (g *group) selectOwner(t *transit, pool []*reverseproxy.Upstream, members [
 		if owner != t.ticket.owner {
 			continue
 		}
-		missing.found(owner)
-		gone := m.goneSince()
-		if gone.IsZero() && g.tierOf(members, i, u) != mcphealth.TierDown && u.Available() {
-			if guard.keepLost || !m.drainOver(guard.drainTimeout) || !g.othersUp(pool, members, i) {
-				return i, true
-			}
-			gone = longAgo
+		p := pick{group: g, none: true, owner: m, gone: m.goneSince()}
+		if u.Healthy() {
+			missing.found(owner)
+		} else {
+			p.goneBy(missing.since(owner), mcphealth.HealthDown) // says the proxy
 		}
-		t.picked = pick{group: g, none: true, owner: m, gone: gone, others: g.othersUp(pool, members, i)}
+		switch {
+		case !p.gone.IsZero(), g.tierOf(members, i, u) == mcphealth.TierDown:
+		case u.Full():
+			p.why = mcphealth.RateLimited
+		case !guard.keepLost && m.drainOver(guard.drainTimeout) && g.othersUp(pool, members, i):
+			p.goneBy(longAgo, mcphealth.Draining)
+		default:
+			return i, true
+		}
+		p.others = g.othersUp(pool, members, i)
+		t.picked = p
 		return i, false
 	}
-	t.picked = pick{group: g, none: true, gone: missing.since(t.ticket.owner), others: g.othersUp(pool, members, -1)}
-	if m := g.unlisted(guard.key, t.ticket.owner); m != nil {
-		t.picked.owner = m
-		if gone := m.goneSince(); !gone.IsZero() && gone.Before(t.picked.gone) {
-			t.picked.gone = gone // it was down before it left the list
-		}
+	p := pick{group: g, none: true, owner: g.unlisted(guard.key, t.ticket.owner), others: g.othersUp(pool, members, -1)}
+	p.gone = p.owner.goneSince() // it may have been down before it left the list
+	if p.owner == nil && g.app.has(guard.key, t.ticket.owner) {
+		p.goneBy(longAgo, mcphealth.RouteAbsent) // another proxy's: the session never was here
+	} else {
+		p.goneBy(missing.since(t.ticket.owner), mcphealth.RouteAbsent)
 	}
+	t.picked = p
 	return -1, false
+}
+
+// goneBy notes that the owner is gone since then for a reason that is not its
+// checker's, unless it was gone before.
+func (p *pick) goneBy(since time.Time, why mcphealth.Reason) {
+	if p.gone.IsZero() || since.Before(p.gone) {
+		p.gone, p.why = since, why
+	}
+}
+
+// has reports whether a proxy of this configuration has the owner.
+func (a *App) has(key *mcphealth.SessionKey, owner mcphealth.Owner) (found bool) {
+	a.mu.Lock()
+	groups := a.groups
+	a.mu.Unlock()
+	for _, g := range groups {
+		g.each(func(m *member) { found = found || m.owner(key) == owner })
+	}
+	return found
 }
 
 // unlisted finds an owner that a dynamic source gave until a while ago.
@@ -228,17 +294,8 @@ func (p *pick) ownersOutage(now time.Time) (mcphealth.Reason, time.Duration) {
 	if m == nil {
 		m = p.member
 	}
-	switch {
-	case m == nil && p.none:
-		return mcphealth.RouteAbsent, 0
-	case m == nil || m.entry == nil:
-		return "", 0
-	case p.gone.Equal(longAgo):
-		return mcphealth.Draining, 0
-	case m.tier() != mcphealth.TierDown && !p.gone.IsZero():
-		return mcphealth.RouteAbsent, 0 // it may live, but is in no list any more
-	case m.tier() != mcphealth.TierDown:
-		return "", 0
+	if p.why != "" || m == nil || m.entry == nil || m.tier() != mcphealth.TierDown {
+		return p.why, 0
 	}
 	s := m.entry.checker.Snapshot()
 	return s.Reason, s.RetryAfter(now)
@@ -295,10 +352,13 @@ var lostSessions atomic.Int64
 
 // lost reports whether the session of t ended with its owner: that is gone for
 // longer than the grace, and somebody else could open a new one.
-func (g *Guard) lost(t *transit) bool {
+func (t *transit) lost() bool {
 	p := &t.picked
-	return t.ticket.pinned && !g.keepLost && p.none && p.others && !p.gone.IsZero() && time.Since(p.gone) >= g.grace
+	return t.ticket.mayBeLost() && p.none && p.others && !p.gone.IsZero() && time.Since(p.gone) >= t.ticket.guard.grace
 }
+
+// mayBeLost reports whether the session is given up once its owner is gone for good.
+func (k *ticket) mayBeLost() bool { return k.pinned && !k.guard.keepLost }
 
 // sessionLost answers 404: the client is to open a new session.
 func (g *Guard) sessionLost(t *transit, was *before, body []byte) error {

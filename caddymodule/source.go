@@ -83,6 +83,7 @@ func (s *Source) GetUpstreams(r *http.Request) ([]*reverseproxy.Upstream, error)
 	if t != nil && t.ticket.pinned {
 		if i, ok := g.selectOwner(t, all, nil); ok {
 			t.picked = pick{group: g, byName: true}
+			t.chosen(r, g)
 			return all[i : i+1 : i+1], nil
 		}
 		return nil, nil

@@ -81,9 +81,10 @@ type pick struct {
 	done   bool // the member's checker was told how it ended
 
 	// Only of a request that one upstream alone may serve, and could not.
-	owner  *member   // nil: unknown
-	gone   time.Time // when it went away; zero: it has not
-	others bool      // there are others that are up
+	owner  *member          // nil: unknown
+	gone   time.Time        // when it went away; zero: it has not
+	why    mcphealth.Reason // "": what its checker says
+	others bool             // there are others that are up
 }
 
 // transitOf finds the guard that a request came through; nil if there is none.
