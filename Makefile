@@ -58,6 +58,7 @@ e2e: build ## real Caddy, real MCP servers, real clients (installs from Debian a
 traefik: ## a real Traefik with the plugin, file and Docker providers (installs Debian's docker.io)
 	test/traefik/install
 	cd test/traefik && go vet ./... && $(AGAIN) go test -timeout 30m -count=1 ./...
+	$(AGAIN) test/suite/judge-traefik
 
 accuracy: build ## the bug cases judged by Caddy, Traefik, HAProxy and us (installs Debian's haproxy)
 	bench/accuracy/install

@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/mcphealth/mcphealth/mcphealth"
 )
@@ -164,12 +165,14 @@ func endpoint(server, path string) string {
 // route drives one balancer by the health of its servers.
 type route struct {
 	b      *balancer
-	hold   bool      // requests can wait
-	server []*server // by the index of b.names; nil for a name without URL
-	refs   int       // guarded by routes.mu
+	hold   bool         // requests can wait
+	server []*server    // by the index of b.names; nil for a name without URL
+	refs   int          // guarded by routes.mu
+	stands atomic.Value // *standing
 
 	mu     sync.Mutex
 	used   []*keeper       // the routers that share it
+	sticky bool            // any of them is
 	is     map[string]bool // status as last set
 	child  int             // 0 = none, 1 = down, 2 = up
 	counts bool            // an unfenced real server is up
@@ -195,6 +198,7 @@ func steer(set *settings, k *keeper, next http.Handler) *route {
 	if r := routes.m[v.Pointer()]; r != nil {
 		r.refs++
 		r.use(k)
+		r.update()
 		return r
 	}
 	b := inspect(next)
@@ -298,6 +302,7 @@ func (r *route) drop() {
 func (r *route) use(k *keeper) {
 	r.mu.Lock()
 	r.used = append(r.used, k)
+	r.sticky = r.sticky || k.set.sticky
 	r.mu.Unlock()
 }
 
@@ -355,18 +360,23 @@ func (r *route) member(k *keeper) *member {
 	return &member{router: k.router, route: r, ctx: k.ctx, servers: known, handler: func() http.Handler {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if r.counts {
-			return r.b.handler
+		switch {
+		case !r.counts:
+			return nil
+		case k.entry != nil:
+			return k.entry
 		}
-		return nil
-	}}
+		return r.b.handler
+	}, toOwner: k.toOwner}
 }
 
 // update sets the servers' status by their health, and wakes who waits.
 func (r *route) update() {
 	defer func() { complain("update", recover()) }()
 	r.mu.Lock()
-	r.reconcile(r.wanted(r.tiers()))
+	tiers := r.tiers()
+	r.reconcile(r.wanted(tiers))
+	r.stand(tiers)
 	counts := r.counts
 	var wake []*group
 	for _, g := range r.groups {
@@ -432,19 +442,57 @@ func (r *route) tiers() map[string]mcphealth.Tier {
 }
 
 // wanted is which servers should serve: those of the best tier that any of them has.
+// With sticky all that live, for the sessions that they hold: what else goes where is
+// then chosen by who sends it (standing).
 func (r *route) wanted(tiers map[string]mcphealth.Tier) map[string]bool {
+	lowest := r.lowest(tiers)
+	want := map[string]bool{}
+	for i := 0; i < len(r.b.names); i++ {
+		t, ok := tiers[r.b.names[i]]
+		want[r.b.names[i]] = ok && t < mcphealth.TierDown && (r.sticky || t <= lowest)
+	}
+	return want
+}
+
+// lowest is the best tier that any server has that is not about to end.
+func (r *route) lowest(tiers map[string]mcphealth.Tier) mcphealth.Tier {
 	lowest := mcphealth.TierDown
 	for name, t := range tiers {
 		if t < lowest && !r.b.fenced[name] {
 			lowest = t
 		}
 	}
-	want := map[string]bool{}
+	return lowest
+}
+
+// standing is how the servers of a route stand, by their index. It is never changed.
+type standing struct {
+	up     []bool // may be sent requests
+	prefer []int  // those that new work should go to; empty: to any that is up
+}
+
+func (r *route) standing() *standing { return r.stands.Load().(*standing) }
+
+// stand publishes how the servers stand, for who may not wait for a lock.
+func (r *route) stand(tiers map[string]mcphealth.Tier) {
+	s := &standing{}
+	lowest := r.lowest(tiers)
+	others := false
 	for i := 0; i < len(r.b.names); i++ {
-		t, ok := tiers[r.b.names[i]]
-		want[r.b.names[i]] = ok && t < mcphealth.TierDown && t <= lowest
+		name := r.b.names[i]
+		s.up = append(s.up, r.is[name])
+		switch {
+		case !r.is[name] || r.b.fenced[name]:
+		case tiers[name] == lowest:
+			s.prefer = append(s.prefer, i)
+		default:
+			others = true
+		}
 	}
-	return want
+	if !others {
+		s.prefer = nil
+	}
+	r.stands.Store(s)
 }
 
 // unstick takes back the cookie by which Traefik would bind the client to our

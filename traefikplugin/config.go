@@ -58,6 +58,17 @@ type Config struct {
 	ExpectTools []string `json:"expectTools,omitempty"`
 	// Host is the Host header of probes. Default: the server's address.
 	Host string `json:"host,omitempty"`
+	// Sticky brings the requests of a session to the server that opened it. The
+	// service needs a sticky cookie (loadBalancer.sticky.cookie), by which Traefik's
+	// balancer is told whom to choose. Default false.
+	Sticky bool `json:"sticky,omitempty"`
+	// SessionKey is the secret, of 16 bytes or more, by which owners are written into
+	// session ids. All Traefiks of one service need the same. Default: a random one,
+	// which ends with the process, and the sessions' owners with it.
+	SessionKey string `json:"sessionKey,omitempty"`
+	// SessionGrace is how long the owner of a session may be away before the client
+	// is told that the session is lost. Default 30s.
+	SessionGrace string `json:"sessionGrace,omitempty"`
 	// Unknown collects every other key: New refuses them by name.
 	Unknown map[string]interface{} `json:"-" mapstructure:",remain"`
 }
@@ -72,16 +83,19 @@ const (
 
 // settings is the configuration in its types, checked.
 type settings struct {
-	mode        string
-	paths       []string
-	upstreams   []string
-	hold        time.Duration
-	holdMax     int
-	absentAfter time.Duration
-	retryAfter  time.Duration
-	statusPath  string
-	target      mcphealth.Target // all but the URL
-	schedule    mcphealth.Schedule
+	mode         string
+	paths        []string
+	upstreams    []string
+	hold         time.Duration
+	holdMax      int
+	absentAfter  time.Duration
+	retryAfter   time.Duration
+	statusPath   string
+	sticky       bool
+	key          *mcphealth.SessionKey // nil: not sticky
+	sessionGrace time.Duration
+	target       mcphealth.Target // all but the URL
+	schedule     mcphealth.Schedule
 }
 
 var errConfig = errors.New("mcphealth: bad configuration")
@@ -92,7 +106,7 @@ func bad(key, value, want string) error {
 }
 
 // keys is what may be configured, for the message about a key that may not.
-const keys = "absentAfter, aliveIf, expectTools, fall, headers, hold, holdMax, host, interval, mode, paths, retryAfter, rise, statusPath, timeout, upstreams"
+const keys = "absentAfter, aliveIf, expectTools, fall, headers, hold, holdMax, host, interval, mode, paths, retryAfter, rise, sessionGrace, sessionKey, statusPath, sticky, timeout, upstreams"
 
 // fast is the pause between probes while a server is freshly down: requests wait
 // for it meanwhile.
@@ -119,6 +133,9 @@ func (c *Config) parse() (*settings, error) {
 		return nil, err
 	}
 	if err := c.parseTarget(s); err != nil {
+		return nil, err
+	}
+	if err := c.parseSticky(s); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -180,6 +197,22 @@ func (c *Config) parseWords(s *settings) error {
 		return bad("statusPath", s.statusPath, "a path that begins with /")
 	}
 	return nil
+}
+
+func (c *Config) parseSticky(s *settings) error {
+	var err error
+	if s.sessionGrace, err = duration("sessionGrace", c.SessionGrace, 30*time.Second, 0); err != nil {
+		return err
+	}
+	s.sticky = c.Sticky
+	secret := strings.TrimSpace(c.SessionKey)
+	if secret != "" && len(secret) < minSecret {
+		return fmt.Errorf("%w: sessionKey has %d bytes: want %d random ones or more", errConfig, len(secret), minSecret)
+	}
+	if s.sticky {
+		s.key, err = keyOf(secret)
+	}
+	return err
 }
 
 func (c *Config) parseTarget(s *settings) error {
@@ -290,6 +323,9 @@ func (s *settings) isMCP(path string) bool {
 // forwards checks what a fallback needs that forwards to upstreams: each of them is
 // one endpoint, and so has no place for the rest of a path.
 func (s *settings) forwards() error {
+	if s.sticky && len(s.upstreams) > 0 {
+		return bad("sticky", "true", "no upstreams on a fallback, which would forward to them past Traefik's balancer")
+	}
 	for i := 0; len(s.upstreams) > 0 && i < len(s.paths); i++ {
 		if strings.HasSuffix(s.paths[i], "*") {
 			return bad("paths", s.paths[i], "no * on a fallback with upstreams, which are one endpoint each")

@@ -27,12 +27,13 @@ const (
 // member is one way to serve a group's requests.
 type member struct {
 	id      int
-	direct  bool                // through configured upstreams, not through Traefik's route
-	router  string              // with its provider: whose requests these are
-	route   *route              // nil for a gate and for a direct way
-	ctx     context.Context     // ends with the configuration; nil = never
-	servers []*server           // whose health decides
-	handler func() http.Handler // nil while it cannot serve
+	direct  bool                        // through configured upstreams, not through Traefik's route
+	router  string                      // with its provider: whose requests these are
+	route   *route                      // nil for a gate and for a direct way
+	ctx     context.Context             // ends with the configuration; nil = never
+	servers []*server                   // whose health decides
+	handler func() http.Handler         // nil while it cannot serve
+	toOwner func(*passage) http.Handler // to the owner of a session; nil: there are none
 }
 
 // group is what belongs together: the middleware's instances on the routers of
@@ -182,6 +183,18 @@ func (g *group) pick(may func(m *member) bool) http.Handler {
 }
 
 func anyMember(_ *member) bool { return true }
+
+// toOwner is how a held request of that router gets on to the owner of its session; nil
+// while it does not, and while the router is away.
+func (g *group) toOwner(router string, pass *passage) http.Handler {
+	all := g.list()
+	for i := 0; i < len(all); i++ {
+		if all[i].toOwner != nil && all[i].router == router {
+			return all[i].toOwner(pass)
+		}
+	}
+	return nil
+}
 
 // absent is how long there has been no route. A server that is down does not make
 // its route absent, and what is configured as an upstream is there for good.

@@ -39,15 +39,24 @@ type passage struct {
 	kept    bool
 	sent    atomic.Bool // it got a connection, and may have been executed
 	refused bool        // it got none, and is not answered yet
+	ticket  *ticket     // nil: it is not sticky
+	owner   *server     // of its session, for which it waits
+}
+
+// mark is req with this passage.
+func (p *passage) mark(req *http.Request) *http.Request {
+	return req.WithContext(context.WithValue(req.Context(), passKey, p))
 }
 
 // keeper answers requests that nothing can serve at the moment: it holds them,
 // hands them on when their group can serve again, and refuses them with a reason.
 type keeper struct {
-	set    *settings
-	group  *group
-	router string          // it stands on, with its provider; "" if unknown
-	ctx    context.Context // ends with the configuration
+	set     *settings
+	group   *group
+	router  string                      // it stands on, with its provider; "" if unknown
+	ctx     context.Context             // ends with the configuration
+	entry   http.Handler                // where a service's requests go in, if sticky; nil: Traefik's balancer
+	toOwner func(*passage) http.Handler // of a held request of a session, if sticky
 }
 
 // serve keeps one request until pick finds a handler for it. The ResponseWriter is
@@ -55,8 +64,11 @@ type keeper struct {
 func (k *keeper) serve(rw http.ResponseWriter, req *http.Request, pick func() http.Handler) {
 	pass, _ := req.Context().Value(passKey).(*passage)
 	if pass == nil {
-		pass = &passage{end: time.Now().Add(k.set.hold)}
-		req = req.WithContext(context.WithValue(req.Context(), passKey, pass))
+		pass = &passage{}
+		req = pass.mark(req)
+	}
+	if pass.times == 0 {
+		pass.end = time.Now().Add(k.set.hold)
 	}
 	pass.times++
 	if pass.times > maxPasses {
@@ -215,25 +227,35 @@ func (b *restored) Close() error                { return b.c.Close() }
 
 // refuse answers 503 (design.md §4).
 func (k *keeper) refuse(rw http.ResponseWriter, req *http.Request, pass *passage) {
-	var body []byte
-	if pass != nil {
-		body = pass.body
+	if pass == nil {
+		pass = &passage{}
 	}
-	if body == nil && req.Body != nil && req.Method == http.MethodPost {
-		body, _ = io.ReadAll(io.LimitReader(req.Body, mcphealth.MaxIDBody))
-	}
-	reason, retry := k.why()
-	if pass != nil && pass.held && k.set.retryAfter == 0 && retry > routeRetry {
+	reason, retry := k.why(pass)
+	if pass.held && k.set.retryAfter == 0 && retry > routeRetry {
 		retry = routeRetry // it has waited long enough
 	}
-	mcphealth.Unavailable(req.Method, mcphealth.RequestID(firstOf(body)), reason, retry).Send(rw)
+	mcphealth.Unavailable(req.Method, mcphealth.RequestID(pass.beginning(req)), reason, retry).Send(rw)
+}
+
+// beginning is as much of a request's body as its id is looked for in.
+func (p *passage) beginning(req *http.Request) []byte {
+	if p.body == nil && req.Body != nil && req.Method == http.MethodPost {
+		p.body, _ = io.ReadAll(io.LimitReader(req.Body, mcphealth.MaxIDBody))
+	}
+	return firstOf(p.body)
 }
 
 // why is the reason for a refusal, and what to tell the client to wait: until the
-// first of the servers is asked again.
-func (k *keeper) why() (mcphealth.Reason, time.Duration) {
+// first of the servers is asked again, or the owner of its session.
+func (k *keeper) why(pass *passage) (mcphealth.Reason, time.Duration) {
 	reason, retry := mcphealth.RouteAbsent, routeRetry
-	all := k.group.servers()
+	var all []*server
+	switch {
+	case pass.owner != nil:
+		all = append(all, pass.owner)
+	case pass.ticket == nil || !pass.ticket.pinned:
+		all = k.group.servers()
+	}
 	now := time.Now()
 	for i := 0; i < len(all); i++ {
 		s := all[i].checker.Snapshot()

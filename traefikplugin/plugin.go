@@ -8,6 +8,7 @@ package traefikplugin
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"reflect"
 	"strconv"
@@ -39,8 +40,15 @@ func New(ctx context.Context, next http.Handler, config *Config, name string) (h
 	k := &keeper{set: set, group: join(groupOf(ctx, name)), router: routerOf(ctx), ctx: ctx}
 	l := live(ctx)
 	l.later(func() { k.group.leave() })
-	switch k.role(l, next) {
+	role, err := k.role(l, next)
+	if err != nil {
+		return nil, err
+	}
+	switch role {
 	case modeHealth:
+		if k.entry != nil {
+			return k.entry, nil
+		}
 		return next, nil
 	case modeFallback:
 		if err := set.forwards(); err != nil {
@@ -54,31 +62,40 @@ func New(ctx context.Context, next http.Handler, config *Config, name string) (h
 }
 
 // role finds out what to do here, and takes over next if that is a balancer.
-func (k *keeper) role(l *life, next http.Handler) string {
+func (k *keeper) role(l *life, next http.Handler) (string, error) {
 	mode := k.set.mode
 	if mode == modeAuto || mode == modeHealth {
 		if r := steer(k.set, k, next); r != nil {
 			l.later(func() { r.drop() })
+			if k.set.sticky {
+				if err := k.stick(r); err != nil {
+					return "", err
+				}
+			}
 			l.now(k.group.add(r.member(k)))
-			return modeHealth
+			return modeHealth, nil
 		}
 	}
 	if mode == modeFallback || mode == modeAuto && isNoop(next) {
-		return modeFallback
+		return modeFallback, nil
 	}
 	if mode == modeHealth && isNoop(next) { // which would answer 418
 		warnOnce("%s: mode health in front of noop@internal: this is a fallback", where(k.group.key))
-		return modeFallback
+		return modeFallback, nil
+	}
+	if k.set.sticky {
+		return "", errSticky(where(k.group.key), fmt.Sprintf("next is %T, not Traefik's load balancer of servers", next),
+			"make this the last middleware of a service's router")
 	}
 	if len(k.set.upstreams) > 0 {
 		if mode != modeGate {
 			tell("%s: next is %T, not Traefik's load balancer of servers: gate over the configured upstreams", where(k.group.key), next)
 		}
-		return modeGate
+		return modeGate, nil
 	}
 	warnOnce("%s: nothing to do: next is %T, not Traefik's load balancer of servers, and no upstreams are set. "+
 		"Make this the last middleware of a service's router, or set upstreams", where(k.group.key), next)
-	return ""
+	return "", nil
 }
 
 // beside makes a fallback for next's router.

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/mcphealth/mcphealth/mcphealth"
 )
 
 // The death watch of the core asks a whole probe when a server's connection ends,
@@ -109,6 +111,19 @@ func (s *server) left(at time.Time) {
 	defer s.mu.Unlock()
 	s.goneAt = at
 	s.gone.Store(true)
+}
+
+// downSince is when the server went down; zero: it did not.
+func (s *server) downSince() time.Time {
+	if now := s.checker.Snapshot(); now.State == mcphealth.Down {
+		return now.Since
+	}
+	if !s.gone.Load() {
+		return time.Time{}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.goneAt
 }
 
 // answered notes the end of a probe that began then: one that is older than the

@@ -43,7 +43,7 @@ func (c *goClient) call(message string) (string, error) {
 	return message, Echo(c.t.Context(), c.session, message)
 }
 
-func (c *goClient) whoami() (string, error) { return whoami(c.t.Context(), c.session) }
+func (c *goClient) whoami() (string, error) { return Whoami(c.t.Context(), c.session) }
 
 // nodeClient is client.mjs with one of the TypeScript SDKs.
 type nodeClient struct {
@@ -101,7 +101,7 @@ var clientLibraries = []struct {
 	start func(t *testing.T, url string) driven
 }{
 	{"go-sdk v1.8.0", func(t *testing.T, url string) driven {
-		return &goClient{t: t, dial: func() (*mcp.ClientSession, error) { return connect(t.Context(), url) }}
+		return &goClient{t: t, dial: func() (*mcp.ClientSession, error) { return Connect(t.Context(), url) }}
 	}},
 	{"@modelcontextprotocol/sdk 1.32.2", func(t *testing.T, url string) driven { return startNode(t, "sdk1", url) }},
 	{"@modelcontextprotocol/client 2.4.0", func(t *testing.T, url string) driven { return startNode(t, "sdk2", url) }},
@@ -206,12 +206,12 @@ func TestTypeScriptSessionsFindTheirOwner(t *testing.T) {
 					Owners       map[string]int
 					Errors       map[string]int
 				}
-				if err := startNode(t, lib, r.caddy.URL()).do(fmt.Sprintf("many %d %d", sessions, calls), &got); err != nil {
+				if err := startNode(t, lib, r.caddy.URL()).do(fmt.Sprintf("many %d %d", Sessions, Calls), &got); err != nil {
 					t.Fatal(err)
 				}
 				t.Logf("%+v", got)
-				if got.Whole != sessions || len(got.Owners) != n {
-					t.Errorf("%d of %d sessions whole on %d replicas, want all on %d", got.Whole, sessions, len(got.Owners), n)
+				if got.Whole != Sessions || len(got.Owners) != n {
+					t.Errorf("%d of %d sessions whole on %d replicas, want all on %d", got.Whole, Sessions, len(got.Owners), n)
 				}
 			})
 		}
@@ -260,7 +260,7 @@ func TestDrainBeforeARestart(t *testing.T) {
 	r := startReplicas(t, "go-sdk-v1.8.0-stateful", 2, "mcp_proxy /mcp* {ALL} {\n\tsticky\n}")
 	var old []*mcp.ClientSession
 	for len(old) < 20 {
-		s, err := connect(t.Context(), r.caddy.URL())
+		s, err := Connect(t.Context(), r.caddy.URL())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -268,11 +268,11 @@ func TestDrainBeforeARestart(t *testing.T) {
 	}
 	r.caddy.drain(t, r.all[0].Addr, "drain")
 	for n := range 20 {
-		s, err := connect(t.Context(), r.caddy.URL())
+		s, err := Connect(t.Context(), r.caddy.URL())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if who, err := whoami(t.Context(), s); who != "b" {
+		if who, err := Whoami(t.Context(), s); who != "b" {
 			t.Errorf("a new session went to %q (%v) while a drains", who, err)
 		}
 		if err := Echo(t.Context(), old[n], fmt.Sprint("old ", n)); err != nil {
@@ -286,8 +286,8 @@ func TestDrainBeforeARestart(t *testing.T) {
 	r.all[0].Restart(t)
 	r.caddy.AwaitState(t, r.all[0].Addr, "up", 5*time.Second)
 	r.caddy.drain(t, r.all[0].Addr, "resume")
-	c := runSessions(t, r.caddy.URL())
-	if c.whole != sessions || c.owners["a"] == 0 {
+	c := RunSessions(t, r.caddy.URL())
+	if c.Whole != Sessions || c.Owners["a"] == 0 {
 		t.Errorf("%v, want all whole, on both", c)
 	}
 }

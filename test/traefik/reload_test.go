@@ -228,13 +228,16 @@ func edit(t testing.TB, file, old, new string) {
 	}
 }
 
+// observed has Traefik wrap the answers of routers and services.
+var observed = []string{"--accesslog=true", "--metrics.prometheus=true", "--metrics.prometheus.addrouterslabels=true",
+	"--metrics.prometheus.addserviceslabels=true", "--tracing=true", "--tracing.otlp.http.endpoint=http://127.0.0.1:1/v1/traces"}
+
 // With access log, metrics and tracing on, and a sticky service, it works as well;
 // a client that meets our 503 keeps its server.
 func TestObservedAndSticky(t *testing.T) {
 	r := startReplicas(t)
 	tr := Start(t, Options{Dynamic: config{plugin: "hold: 0", servers: r.servers(), service: "sticky:\n  cookie:\n    name: stick"}.yaml(),
-		Flags: []string{"--accesslog=true", "--metrics.prometheus=true", "--metrics.prometheus.addrouterslabels=true",
-			"--metrics.prometheus.addserviceslabels=true", "--tracing=true", "--tracing.otlp.http.endpoint=http://127.0.0.1:1/v1/traces"}})
+		Flags: observed})
 	await(t, 5*time.Second, "served", func() bool { status, _ := post(t, tr.URL+"/mcp"); return status == 200 })
 	_, h := post(t, tr.URL+"/mcp")
 	if !strings.HasPrefix(h.Get("Set-Cookie"), "stick=") {

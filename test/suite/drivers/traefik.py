@@ -32,13 +32,15 @@ def dynamic():
     """The middleware on the service's router, which goes and comes, and on its fallback."""
     c = json.load(open(a.control))
     rule = "Host(`%s`) && (Path(`%s`) || PathPrefix(`/.well-known/`))" % (c["host"], c["path"])
-    plugin = {"paths": [c["path"]], **{k: c[k] for k in ("hold", "absentAfter", "interval", "timeout", "fall") if k in c}}
+    plugin = {"paths": [c["path"]], **{k: c[k] for k in ("hold", "absentAfter", "interval", "timeout", "fall", "sticky") if k in c}}
     h = {
         "middlewares": {"again": {"retry": {"attempts": 4, "initialInterval": "20ms"}}, "mcp": {"plugin": {"mcphealth": plugin}}},
         "routers": {"mcp-fallback": {"rule": rule, "priority": 1, "service": "noop@internal", "middlewares": ["mcp"]}},
         "serversTransports": {"fresh": {"maxIdleConnsPerHost": -1}},
         "services": {"mcp": {"loadBalancer": {"serversTransport": "fresh", "servers": [{"url": u} for u in c["upstreams"]]}}},
     }
+    if c.get("sticky"):
+        h["services"]["mcp"]["loadBalancer"]["sticky"] = {"cookie": {"name": "mcp"}}
     if c["route"]:
         h["routers"]["mcp"] = {"rule": rule, "service": "mcp", "middlewares": ["again", "mcp"]}
     write("dyn/dyn.yml", {"http": h})

@@ -1,0 +1,262 @@
+package traefik
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/mcphealth/mcphealth/test/e2e"
+)
+
+// stateful are n servers of the legacy era, which keep their sessions to themselves.
+func stateful(t *testing.T, n int) (all []*e2e.Instance, log string) {
+	t.Helper()
+	log = filepath.Join(t.TempDir(), "executions")
+	for i := range n {
+		all = append(all, e2e.Get(t, "go-sdk-v1.8.0-stateful").Start(t, e2e.FreePort(t), "--log", log, "--name", string(rune('a'+i))))
+	}
+	return all, log
+}
+
+const cookie = "sticky:\n  cookie:\n    name: stick"
+
+func stickyConfig(plugin string, all []*e2e.Instance) config {
+	c := config{plugin: "sticky: true\n" + plugin, service: cookie}
+	for _, i := range all {
+		c.servers = append(c.servers, i.Addr)
+	}
+	return c
+}
+
+func awaitUp(t *testing.T, tr *Traefik, all []*e2e.Instance) {
+	t.Helper()
+	for _, i := range all {
+		await(t, 10*time.Second, i.Addr+" up", func() bool { return strings.Contains(tr.Output(), "http://"+i.Addr+"/mcp is up") })
+	}
+}
+
+// 200 sessions of 5 calls of real clients: all of them land on the replica that opened
+// the session. Beside it, what plain Traefik does, which needs a client that keeps cookies.
+func TestSessionsFindTheirOwner(t *testing.T) {
+	for _, n := range []int{2, 3} {
+		for _, plugin := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%d replicas, plugin %v", n, plugin), func(t *testing.T) {
+				all, _ := stateful(t, n)
+				dynamic := stickyConfig("hold: 10s", all).yaml()
+				if !plugin {
+					dynamic = bare(dynamic)
+				}
+				tr := Start(t, Options{Dynamic: dynamic, NoPlugin: !plugin})
+				if plugin {
+					awaitUp(t, tr, all)
+				}
+				c := e2e.RunSessions(t, tr.URL+"/mcp")
+				t.Log(c)
+				if plugin && (c.Whole != e2e.Sessions || c.Calls != e2e.Sessions*e2e.Calls || len(c.Owners) != n) {
+					t.Errorf("%v: want all sessions whole, on all %d", c, n)
+				}
+			})
+		}
+	}
+}
+
+// A rolling restart of all replicas under load: each session goes on, or is opened
+// anew at once; nobody is lost, and nothing runs twice. Here behind a reload each.
+func TestRollingRestart(t *testing.T) {
+	all, log := stateful(t, 3)
+	c := stickyConfig("hold: 10s", all)
+	tr := Start(t, Options{Dynamic: c.yaml()})
+	awaitUp(t, tr, all)
+	stop := e2e.Work(t, tr.URL+"/mcp")
+	time.Sleep(time.Second)
+	for n, i := range all {
+		i.Terminate(t)
+		time.Sleep(500 * time.Millisecond)
+		i.Restart(t)
+		c.plugin = fmt.Sprintf("sticky: true\nhold: %ds", 11+n)
+		tr.Reload(t, c.yaml())
+		time.Sleep(time.Second)
+	}
+	workers := stop()
+	t.Log(e2e.Summary(workers))
+	for _, w := range workers {
+		if w.Reopened < 1 || w.Reopened > 3 {
+			t.Errorf("%s opened %d sessions anew over 3 restarts, want 1 to 3", w.Name, w.Reopened)
+		}
+		if w.Longest > e2e.MayWait {
+			t.Errorf("%s was without an answer for %s", w.Name, w.Longest)
+		}
+	}
+	(&replicas{log: log}).wantOnce(t)
+}
+
+// A replica that does not come back, and one that leaves the configuration: after the
+// grace their sessions are opened anew elsewhere.
+func TestReplicaIsGone(t *testing.T) {
+	for _, how := range []string{"killed", "removed"} {
+		t.Run(how, func(t *testing.T) {
+			all, log := stateful(t, 2)
+			c := stickyConfig("hold: 10s\nsessionGrace: 2s", all)
+			tr := Start(t, Options{Dynamic: c.yaml()})
+			awaitUp(t, tr, all)
+			stop := e2e.Work(t, tr.URL+"/mcp")
+			time.Sleep(time.Second)
+			if how == "removed" {
+				c.servers = c.servers[1:]
+				tr.Reload(t, c.yaml())
+			}
+			all[0].Kill(t)
+			time.Sleep(4 * time.Second)
+			workers := stop()
+			t.Log(e2e.Summary(workers))
+			moved := 0
+			for _, w := range workers {
+				moved += w.Reopened
+				if w.Longest > e2e.MayWait {
+					t.Errorf("%s was without an answer for %s, want about the grace of 2 s", w.Name, w.Longest)
+				}
+			}
+			if moved == 0 {
+				t.Error("no session was lost: the test is no good")
+			}
+			(&replicas{log: log}).wantOnce(t)
+		})
+	}
+}
+
+// Sessions are found again by another Traefik with the same key, as after a restart;
+// the id is 24 bytes longer than the server's and no cookie shows.
+func TestSessionsOverEdges(t *testing.T) {
+	all, _ := stateful(t, 3)
+	dynamic := stickyConfig("sessionKey: 0123456789abcdef0123456789abcdef", all).yaml()
+	one, two := Start(t, Options{Dynamic: dynamic}), Start(t, Options{Dynamic: dynamic})
+	awaitUp(t, one, all)
+	awaitUp(t, two, all)
+	for n := range 20 {
+		id, header := open(t, one)
+		if len(id) > 24+64 || header.Get("Set-Cookie") != "" {
+			t.Fatalf("session %q, Set-Cookie %q", id, header.Get("Set-Cookie"))
+		}
+		for range 3 {
+			if status := ping(t, two, id); status != 200 {
+				t.Fatalf("session %d at the other Traefik: %d", n, status)
+			}
+		}
+		forged := "x" + id[1:]
+		if status := ping(t, two, forged); status != 404 {
+			t.Errorf("a forged id: %d, want the server's 404", status)
+		}
+	}
+}
+
+func open(t *testing.T, tr *Traefik) (string, http.Header) {
+	t.Helper()
+	resp := send(t, tr, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"0"}}}`)
+	id := resp.Header.Get("Mcp-Session-Id")
+	if resp.StatusCode != 200 || id == "" {
+		t.Fatalf("opening a session: %d %v", resp.StatusCode, resp.Header)
+	}
+	return id, resp.Header
+}
+
+func ping(t *testing.T, tr *Traefik, session string) int {
+	t.Helper()
+	return send(t, tr, `{"jsonrpc":"2.0","id":2,"method":"ping"}`, "Mcp-Session-Id", session, "MCP-Protocol-Version", "2025-11-25").StatusCode
+}
+
+func send(t *testing.T, tr *Traefik, body string, header ...string) *http.Response {
+	t.Helper()
+	req, _ := http.NewRequest(http.MethodPost, tr.URL+"/mcp", strings.NewReader(body))
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Accept", "application/json, text/event-stream")
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	return resp
+}
+
+// All strategies that know a sticky cookie; the others, and services without one, are
+// refused with the reason.
+func TestStickyStrategies(t *testing.T) {
+	for _, strategy := range []string{"wrr", "p2c", "leasttime"} {
+		t.Run(strategy, func(t *testing.T) {
+			t.Parallel()
+			all, _ := stateful(t, 3)
+			c := stickyConfig("hold: 10s", all)
+			c.service += "\nstrategy: " + strategy
+			tr := Start(t, Options{Dynamic: c.yaml(), Flags: observed})
+			awaitUp(t, tr, all)
+			for range 10 {
+				id, _ := open(t, tr)
+				for range 5 {
+					if status := ping(t, tr, id); status != 200 {
+						t.Fatalf("in its session: %d", status)
+					}
+				}
+			}
+		})
+	}
+	for name, service := range map[string]string{"no cookie": "", "hrw": "strategy: hrw"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := config{plugin: "sticky: true", servers: []string{"127.0.0.1:1"}, service: service}
+			tr := Start(t, Options{Dynamic: c.yaml()})
+			await(t, 5*time.Second, "the refusal", func() bool {
+				return strings.Contains(tr.Output(), "sticky on mcp@file on router app:") && strings.Contains(tr.Output(), "the service has no sticky cookie")
+			})
+		})
+	}
+}
+
+// A replica that says that it drains keeps its sessions and gets no new ones.
+func TestDrainingReplicaKeepsItsSessions(t *testing.T) {
+	all, _ := stateful(t, 2)
+	var draining atomic.Bool
+	to, _ := url.Parse("http://" + all[0].Addr)
+	front := httptest.NewServer(&httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) },
+		ModifyResponse: func(r *http.Response) error {
+			if draining.Load() {
+				r.Header.Set("Mcp-Health-Drain", "1")
+			}
+			return nil
+		},
+		FlushInterval: -1,
+	})
+	defer front.CloseClientConnections()
+	c := stickyConfig("interval: 200ms", all)
+	c.servers[0] = strings.TrimPrefix(front.URL, "http://")
+	tr := Start(t, Options{Dynamic: c.yaml()})
+	await(t, 10*time.Second, "both up", func() bool { return strings.Count(tr.Output(), "/mcp is up") == 2 })
+	var ids []string
+	for range 10 {
+		id, _ := open(t, tr)
+		ids = append(ids, id)
+	}
+	draining.Store(true)
+	await(t, 5*time.Second, "draining", func() bool { return strings.Contains(tr.Output(), "draining") })
+	for _, id := range ids {
+		if status := ping(t, tr, id); status != 200 {
+			t.Errorf("an old session: %d", status)
+		}
+	}
+	before := all[0].Sessions(t)
+	for range 10 {
+		open(t, tr)
+	}
+	if n := all[0].Sessions(t); n > before {
+		t.Errorf("%d new sessions on the replica that drains", n-before)
+	}
+}

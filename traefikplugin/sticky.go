@@ -1,0 +1,452 @@
+//go:build go1.21
+
+package traefikplugin
+
+import (
+	"crypto/rand"
+	"fmt"
+	"net/http"
+	"reflect"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/mcphealth/mcphealth/mcphealth"
+)
+
+const (
+	// sessionField and versionField are the header fields by which a request says
+	// what session it belongs to, spelled as Go spells them.
+	sessionField = "Mcp-Session-Id"
+	versionField = "Mcp-Protocol-Version"
+	// minSecret is the shortest sessionKey: 16 bytes, which nobody finds by trying
+	// if they are random.
+	minSecret = 16
+	// maxMissing is how many owners of sessions may be missing at once: 10,000, the
+	// largest fleet.
+	maxMissing = 10_000
+)
+
+// sticky brings the requests of a session to the server that opened it. The owner
+// stands in the id that clients get (mcphealth.SessionKey); what chooses a server in
+// Traefik's balancer is the service's sticky cookie, which is put into the request.
+type sticky struct {
+	k      *keeper
+	route  *route
+	cookie string            // its name
+	owner  []mcphealth.Owner // by the index of route.b.names
+	value  []string          // the cookie's, by the same
+	turn   atomic.Int32
+}
+
+// ticket is what a request says of the session that it belongs to.
+type ticket struct {
+	given  string // the id as the client has it; "" = none
+	id     string // as the server has it
+	owner  mcphealth.Owner
+	pinned bool   // the owner is known, and nobody else is asked
+	chosen string // the cookie by which we chose a server; "" = Traefik chose
+}
+
+// errSticky is why sticky cannot be: whoever configured it must know, for sessions
+// would be lost silently.
+func errSticky(where, why, do string) error {
+	return fmt.Errorf("%w: sticky on %s: %s: %s", errConfig, where, why, do)
+}
+
+// stick makes the handler that brings sessions to their owners, behind r.
+func (k *keeper) stick(r *route) error {
+	name := r.b.cookieName()
+	if name == "" {
+		return errSticky(where(k.group.key), "the service has no sticky cookie, by which Traefik could be told whom to choose",
+			"set loadBalancer.sticky.cookie on it, with a strategy that knows it (wrr, p2c, leasttime)")
+	}
+	s := &sticky{k: k, route: r, cookie: name}
+	for i := 0; i < len(r.b.names); i++ {
+		s.owner = append(s.owner, k.set.key.Owner(r.b.names[i]))
+		s.value = append(s.value, cookieOf(r.b.names[i]))
+	}
+	k.entry = http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) { s.serve(rw, req) })
+	k.toOwner = func(pass *passage) http.Handler { return s.way(pass) }
+	return nil
+}
+
+// cookieName is that of the service's sticky cookie (sticky.cookie.name in
+// pkg/server/service/loadbalancer); "" if it has none.
+func (b *balancer) cookieName() string {
+	v := reflect.ValueOf(b.handler).Elem()
+	fields := []string{"sticky", "cookie", "name"}
+	for i := 0; i < len(fields); i++ {
+		v = elem(v)
+		if v.Kind() != reflect.Struct {
+			return ""
+		}
+		v = v.FieldByName(fields[i])
+	}
+	if v.Kind() != reflect.String {
+		return ""
+	}
+	return v.String()
+}
+
+// serve takes a request as the client sent it, or as an instance before us held it.
+func (s *sticky) serve(rw http.ResponseWriter, req *http.Request) {
+	pass, _ := req.Context().Value(passKey).(*passage)
+	if pass != nil && pass.ticket != nil {
+		s.send(rw, req, pass)
+		return
+	}
+	if !s.k.set.isMCP(req.URL.Path) || len(req.Header["Upgrade"]) > 0 {
+		s.route.b.handler.ServeHTTP(rw, req)
+		return
+	}
+	t := s.read(req)
+	if t == nil {
+		s.anywhere(rw, req, nil)
+		return
+	}
+	if pass == nil {
+		pass = &passage{}
+	}
+	pass.ticket = t
+	req = pass.mark(req)
+	if t.pinned {
+		req.Header = req.Header.Clone()
+		req.Header[sessionField] = []string{t.id}
+	}
+	var w http.ResponseWriter = &stamp{rw: rw, s: s, t: t}
+	s.send(w, req, pass)
+}
+
+// read finds out what session a request belongs to; nil: it belongs to none, and its
+// answer opens none.
+func (s *sticky) read(req *http.Request) *ticket {
+	if v := req.Header[versionField]; len(v) > 0 && !mcphealth.HasSessions(v[0]) {
+		return nil
+	}
+	values := req.Header[sessionField]
+	if len(values) != 1 || values[0] == "" {
+		if req.Method != http.MethodPost {
+			return nil
+		}
+		return &ticket{}
+	}
+	t := &ticket{given: values[0]}
+	t.id, t.owner, t.pinned = s.k.set.key.Split(t.given)
+	return t
+}
+
+// send sends a request of a session to its owner, others to anyone. While the owner
+// is away it waits for it, then refuses; when that is over, the session is lost.
+func (s *sticky) send(rw http.ResponseWriter, req *http.Request, pass *passage) {
+	t := pass.ticket
+	switch {
+	case t.given == "":
+		s.anywhere(rw, req, t)
+		return
+	case !t.pinned: // an id that is not ours goes as it came, with its cookie
+		s.route.b.handler.ServeHTTP(rw, req)
+		return
+	}
+	if i := s.index(t.owner); i >= 0 && s.route.standing().up[i] {
+		s.to(rw, req, t, s.value[i])
+		return
+	}
+	k := s.k
+	k.serve(rw, req, func() http.Handler { return k.group.toOwner(k.router, pass) })
+}
+
+// way is how a request gets on whose owner was away: to it, or to the news that its
+// session is lost; nil while neither.
+func (s *sticky) way(pass *passage) http.Handler {
+	i := s.index(pass.ticket.owner)
+	pass.owner = nil
+	if i >= 0 {
+		if s.route.standing().up[i] {
+			value := s.value[i]
+			return http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) { s.to(rw, req, pass.ticket, value) })
+		}
+		pass.owner = s.route.server[i]
+	}
+	if !s.lost(i, pass.ticket.owner) {
+		return nil
+	}
+	lostSessions.Add(1)
+	return http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+		reason, _ := s.k.why(pass)
+		tell("%s: a session is lost with its server (%s): the client is told to open a new one", where(s.k.group.key), reason)
+		mcphealth.SessionLost(req.Method, mcphealth.RequestID(pass.beginning(req)), reason).Send(rw)
+	})
+}
+
+// index is the owner's position among the servers; -1: there is no such server.
+func (s *sticky) index(o mcphealth.Owner) int {
+	for i := 0; i < len(s.owner); i++ {
+		if s.owner[i] == o && s.route.server[i] != nil {
+			missing.found(o)
+			return i
+		}
+	}
+	return -1
+}
+
+// to has the balancer choose the server of that cookie.
+func (s *sticky) to(rw http.ResponseWriter, req *http.Request, t *ticket, value string) {
+	t.chosen = value
+	s.route.b.handler.ServeHTTP(rw, withCookie(req, s.cookie, value))
+}
+
+// anywhere sends new work to one of the servers that want it: Traefik chooses while
+// all do. A cookie that the client brought along does not count: it may name a server
+// that drains, and binds requests that belong to no session.
+func (s *sticky) anywhere(rw http.ResponseWriter, req *http.Request, t *ticket) {
+	value := ""
+	if prefer := s.route.standing().prefer; len(prefer) > 0 {
+		value = s.value[prefer[int(s.turn.Add(1)&0xffff)%len(prefer)]]
+	}
+	if t != nil {
+		t.chosen = value
+	}
+	if value != "" || hasCookie(req, s.cookie) {
+		req = withCookie(req, s.cookie, value)
+	}
+	s.route.b.handler.ServeHTTP(rw, req)
+}
+
+func hasCookie(req *http.Request, name string) bool {
+	lines := req.Header["Cookie"]
+	for i := 0; i < len(lines); i++ {
+		if strings.Contains(lines[i], name+"=") {
+			return true
+		}
+	}
+	return false
+}
+
+// withCookie is req with that cookie, and no other of the name; with none if the
+// value is empty.
+func withCookie(req *http.Request, name, value string) *http.Request {
+	var keep []string
+	lines := req.Header["Cookie"]
+	for i := 0; i < len(lines); i++ {
+		all := strings.Split(lines[i], ";")
+		for j := 0; j < len(all); j++ {
+			if c := strings.TrimSpace(all[j]); c != "" && !strings.HasPrefix(c, name+"=") {
+				keep = append(keep, c)
+			}
+		}
+	}
+	if value != "" {
+		keep = append(keep, name+"="+value)
+	}
+	out := req.WithContext(req.Context())
+	out.Header = req.Header.Clone()
+	if len(keep) > 0 {
+		out.Header["Cookie"] = []string{strings.Join(keep, "; ")}
+	} else {
+		delete(out.Header, "Cookie")
+	}
+	return out
+}
+
+// stamp is the way of an answer to the client: it writes the owner into the id of a
+// session. Interpreted, it has no Flush that Traefik could call, and so flushes
+// itself what Traefik's proxy would.
+type stamp struct {
+	rw      http.ResponseWriter
+	s       *sticky
+	t       *ticket
+	written bool
+	live    bool // each piece goes on at once
+	drop    bool // the answer was replaced by ours
+}
+
+func (w *stamp) Header() http.Header { return w.rw.Header() }
+
+func (w *stamp) WriteHeader(status int) {
+	if status < http.StatusOK {
+		w.rw.WriteHeader(status) // early hints and the like; upgrades do not come here
+		return
+	}
+	if w.written {
+		return
+	}
+	w.written = true
+	h := w.rw.Header()
+	from := w.s.takeCookie(h)
+	if from == "" {
+		from = w.t.chosen
+	}
+	if w.t.pinned && from != w.t.chosen && status >= http.StatusBadRequest {
+		w.refuse(h)
+		return
+	}
+	w.s.mark(h, w.t, from)
+	w.live = len(h["Content-Length"]) == 0 || strings.Contains(h.Get("Content-Type"), "event-stream")
+	w.rw.WriteHeader(status)
+	w.flush()
+}
+
+// refuse replaces what a server said that was not the owner: that went down as it
+// was chosen.
+func (w *stamp) refuse(h http.Header) {
+	w.drop = true
+	h.Del("Content-Encoding")
+	h.Del(sessionField)
+	mcphealth.Unavailable(http.MethodPost, mcphealth.NullID, mcphealth.Refused, routeRetry).Send(w.rw)
+}
+
+func (w *stamp) Write(b []byte) (int, error) {
+	if !w.written {
+		w.WriteHeader(http.StatusOK)
+	}
+	if w.drop {
+		return len(b), nil
+	}
+	n, err := w.rw.Write(b)
+	w.flush()
+	return n, err
+}
+
+func (w *stamp) flush() {
+	if w.live {
+		_ = http.NewResponseController(w.rw).Flush()
+	}
+}
+
+// takeCookie takes back the cookie by which Traefik says whom it chose, and returns
+// its value: clients have the session's id for that.
+func (s *sticky) takeCookie(h http.Header) string {
+	chosen := ""
+	var keep []string
+	all := h["Set-Cookie"]
+	for i := 0; i < len(all); i++ {
+		pair, _, _ := strings.Cut(all[i], ";")
+		name, value, _ := strings.Cut(pair, "=")
+		if name == s.cookie && s.position(value) >= 0 {
+			chosen = value
+		} else {
+			keep = append(keep, all[i])
+		}
+	}
+	if chosen == "" {
+		return ""
+	}
+	if len(keep) == 0 {
+		h.Del("Set-Cookie")
+	} else {
+		h["Set-Cookie"] = keep
+	}
+	return chosen
+}
+
+func (s *sticky) position(value string) int {
+	for i := 0; i < len(s.value); i++ {
+		if s.value[i] == value {
+			return i
+		}
+	}
+	return -1
+}
+
+// mark writes the owner into the id that an answer gives out. Who has an id gets back
+// what it sent: clients take any other one for a foreign session.
+func (s *sticky) mark(h http.Header, t *ticket, from string) {
+	values := h[sessionField]
+	if len(values) != 1 || values[0] == "" {
+		return
+	}
+	if t.given != "" && values[0] == t.id {
+		h[sessionField] = []string{t.given}
+		return
+	}
+	if i := s.position(from); i >= 0 {
+		h[sessionField] = []string{s.k.set.key.Tag(values[0], s.owner[i])}
+	}
+}
+
+// lostSessions counts the requests that were told so.
+var lostSessions atomic.Int64
+
+// lost reports whether the sessions of an owner ended with it: it is gone for longer
+// than the grace, and somebody else could open a new one.
+func (s *sticky) lost(i int, o mcphealth.Owner) bool {
+	up := s.route.standing().up
+	others := false
+	for j := 0; j < len(up); j++ {
+		others = others || up[j] && j != i
+	}
+	var since time.Time
+	if i < 0 {
+		since = missing.since(o)
+	} else {
+		since = s.route.server[i].downSince()
+	}
+	return others && !since.IsZero() && time.Since(since) >= s.k.set.sessionGrace
+}
+
+// missing are owners of sessions that no configuration has, and since when. They are
+// the process's: a new configuration is when owners vanish.
+var missing = &absentees{at: map[mcphealth.Owner]time.Time{}}
+
+type absentees struct {
+	n  atomic.Int32
+	mu sync.Mutex
+	at map[mcphealth.Owner]time.Time
+}
+
+// since is when a request for the owner first found it missing.
+func (a *absentees) since(o mcphealth.Owner) time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	since, ok := a.at[o]
+	if !ok {
+		if len(a.at) >= maxMissing {
+			a.at = map[mcphealth.Owner]time.Time{} // their grace begins anew
+		}
+		since = time.Now()
+		a.at[o] = since
+		a.n.Store(int32(len(a.at)))
+	}
+	return since
+}
+
+// found says that the owner is there.
+func (a *absentees) found(o mcphealth.Owner) {
+	if a.n.Load() == 0 {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.at, o)
+	a.n.Store(int32(len(a.at)))
+}
+
+// sessionKeys are those in use, by their secret: that for "" is made when it is needed, and
+// ends with the process.
+var sessionKeys struct {
+	mu sync.Mutex
+	m  map[string]*mcphealth.SessionKey
+}
+
+func keyOf(secret string) (*mcphealth.SessionKey, error) {
+	sessionKeys.mu.Lock()
+	defer sessionKeys.mu.Unlock()
+	if sessionKeys.m == nil {
+		sessionKeys.m = map[string]*mcphealth.SessionKey{}
+	}
+	if k := sessionKeys.m[secret]; k != nil {
+		return k, nil
+	}
+	b := []byte(secret)
+	if secret == "" {
+		b = make([]byte, 2*minSecret)
+		if _, err := rand.Read(b); err != nil {
+			return nil, fmt.Errorf("mcphealth: making a session key: %w", err)
+		}
+	}
+	k := mcphealth.NewSessionKey(b)
+	sessionKeys.m[secret] = k
+	return k, nil
+}

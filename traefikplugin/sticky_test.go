@@ -1,0 +1,282 @@
+package traefikplugin
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+// stickyBalancer is a fakeBalancer with a sticky cookie: the same field names as
+// Traefik's, and the same manners.
+type stickyBalancer struct {
+	fakeBalancer
+	handlers []*fakeHandler
+	sticky   *fakeSticky
+	turn     int
+}
+
+type fakeSticky struct{ cookie *fakeCookie }
+type fakeCookie struct{ name string }
+
+func (b *stickyBalancer) AddServer(name string, h http.Handler, s fakeServer) {
+	b.fakeBalancer.AddServer(name, h, s)
+	b.handlers = b.fakeBalancer.handlers
+}
+
+func (b *stickyBalancer) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
+	if c, err := req.Cookie(b.sticky.cookie.name); err == nil {
+		for _, h := range b.handlers {
+			if cookieOf(h.name) == c.Value && b.up(h.name) {
+				h.ServeHTTP(rw, req)
+				return
+			}
+		}
+	}
+	for range b.handlers {
+		h := b.handlers[b.turn%len(b.handlers)]
+		b.turn++
+		if b.up(h.name) {
+			http.SetCookie(rw, &http.Cookie{Name: b.sticky.cookie.name, Value: cookieOf(h.name), Path: "/"})
+			h.ServeHTTP(rw, req)
+			return
+		}
+	}
+	http.Error(rw, "no available server", http.StatusServiceUnavailable)
+}
+
+// stickyOf is a balancer of stateful servers: each says what it got, and knows the
+// sessions that begin with its URL.
+func stickyOf(servers ...*mcpServer) *stickyBalancer {
+	b := &stickyBalancer{sticky: &fakeSticky{cookie: &fakeCookie{name: "stick"}}}
+	b.status, b.fenced = map[string]struct{}{}, map[string]struct{}{}
+	for _, s := range servers {
+		name := s.URL
+		b.AddServer(name, http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+			id := req.Header.Get(sessionField)
+			body, _ := io.ReadAll(req.Body)
+			switch {
+			case strings.Contains(string(body), "open"):
+				rw.Header().Set(sessionField, name+"/1")
+			case req.Header.Get("X-Echo") != "":
+				rw.Header().Set(sessionField, id)
+			}
+			if id != "" && !strings.HasPrefix(id, name) {
+				rw.WriteHeader(http.StatusNotFound)
+			}
+			fmt.Fprintf(rw, "%s got %s, %d bytes, cookies %q", name, id, len(body), req.Header["Cookie"])
+		}), fakeServer{URL: name})
+	}
+	return b
+}
+
+// ask posts, with header fields in pairs.
+func ask(h http.Handler, body string, header ...string) *httptest.ResponseRecorder {
+	req := httptest.NewRequest(http.MethodPost, "/mcp", strings.NewReader(body))
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Add(header[i], header[i+1])
+	}
+	rec := httptest.NewRecorder()
+	h.ServeHTTP(rec, req)
+	return rec
+}
+
+func openSession(t *testing.T, h http.Handler) (id, owner string) {
+	t.Helper()
+	rec := ask(h, "open")
+	id = rec.Header().Get(sessionField)
+	owner, _, _ = strings.Cut(rec.Body.String(), " ")
+	if !strings.HasPrefix(id, owner+"/1.") || len(id) != len(owner)+2+24 || rec.Header().Get("Set-Cookie") != "" {
+		t.Fatalf("opened %q on %s, Set-Cookie %q", id, owner, rec.Header().Get("Set-Cookie"))
+	}
+	return id, owner
+}
+
+func awaitState(t *testing.T, want string, servers ...*mcpServer) {
+	t.Helper()
+	for _, s := range servers {
+		await(t, s.URL+" "+want, func() bool { _, is := state(s.URL); return is == want })
+	}
+}
+
+func TestStickySessions(t *testing.T) {
+	a, b := startMCP(t), startMCP(t)
+	next := stickyOf(a, b)
+	ctx, _ := onRouter(t, "app@file")
+	h := newHandler(t, ctx, next, Config{Sticky: true})
+	awaitState(t, "up", a, b)
+	owners := map[string]bool{}
+	for range 10 {
+		id, owner := openSession(t, h)
+		owners[owner] = true
+		for _, more := range [][]string{nil, {"Cookie", "x=y; stick=" + cookieOf(a.URL) + "; z=1"}, {"Cookie", "stick=" + cookieOf(b.URL)}} {
+			rec := ask(h, "call", append([]string{sessionField, id, versionField, "2025-11-25"}, more...)...)
+			if rec.Code != 200 || !strings.HasPrefix(rec.Body.String(), owner+" got "+owner+"/1,") {
+				t.Errorf("call in %s: %d %s", id, rec.Code, rec.Body)
+			}
+		}
+		if rec := ask(h, "call", sessionField, id, "X-Echo", "1"); rec.Header().Get(sessionField) != id {
+			t.Errorf("a repeated id: %q, want the client's %q", rec.Header().Get(sessionField), id)
+		}
+	}
+	if len(owners) != 2 {
+		t.Errorf("owners %v, want both", owners)
+	}
+	id, owner := openSession(t, h)
+	other := map[string]string{a.URL: b.URL, b.URL: a.URL}[owner]
+	tests := []struct {
+		name   string
+		header []string
+		want   string // in the answer
+	}{
+		{"other cookies stay", []string{sessionField, id, "Cookie", "x=y; stick=1", "Cookie", "z=1"}, `cookies ["x=y; z=1; stick=` + cookieOf(owner) + `"]`},
+		{"a forged id goes as it came", []string{sessionField, "x" + id}, "got x" + id + ","},
+		{"a server's own id too, with its cookie", []string{sessionField, other + "/9", "Cookie", "stick=" + cookieOf(other)}, other + " got " + other + "/9,"},
+		{"a modern request is never pinned", []string{sessionField, id, versionField, "2026-07-28", "Cookie", "stick=1"}, "got " + id + ", 4 bytes, cookies []"},
+		{"two ids are none", []string{sessionField, id, sessionField, id}, "got " + id},
+	}
+	for _, tt := range tests {
+		if rec := ask(h, "call", tt.header...); !strings.Contains(rec.Body.String(), tt.want) {
+			t.Errorf("%s: %d %s, want %s", tt.name, rec.Code, rec.Body, tt.want)
+		}
+	}
+}
+
+// While the owner is away its sessions wait, then get 503 with its reason; after the
+// grace they are lost, if somebody else is up. Back again, it answers itself.
+func TestStickyOwnerIsAway(t *testing.T) {
+	a, b := startMCP(t), startMCP(t)
+	ctx, _ := onRouter(t, "app@file")
+	h := newHandler(t, ctx, stickyOf(a, b), Config{Sticky: true, Hold: "300ms", SessionGrace: "1s"})
+	awaitState(t, "up", a, b)
+	id, owner := openSession(t, h)
+	for owner != a.URL {
+		id, owner = openSession(t, h)
+	}
+	a.stop()
+	awaitState(t, "down", a)
+	start := time.Now()
+	rec := ask(h, `{"jsonrpc":"2.0","id":9,"method":"x"}`, sessionField, id)
+	if rec.Code != 503 || rec.Header().Get("X-Mcp-Health") != "refused" || !strings.Contains(rec.Body.String(), `"id":9`) || time.Since(start) < 250*time.Millisecond {
+		t.Errorf("within the grace: %d %s after %s", rec.Code, rec.Body, time.Since(start))
+	}
+	time.Sleep(time.Second)
+	rec = ask(h, `{"jsonrpc":"2.0","id":9,"method":"x"}`, sessionField, id)
+	if rec.Code != 404 || !strings.Contains(rec.Body.String(), `"sessionLost":true`) || !strings.Contains(rec.Body.String(), `"id":9`) {
+		t.Errorf("after it: %d %s", rec.Code, rec.Body)
+	}
+	if _, owner := openSession(t, h); owner != b.URL {
+		t.Errorf("a new session on %s", owner)
+	}
+	done := make(chan *httptest.ResponseRecorder)
+	b.stop()
+	awaitState(t, "down", b)
+	go func() { done <- ask(h, "call", sessionField, id) }() // nobody else could open one: it waits
+	time.Sleep(50 * time.Millisecond)
+	a.start()
+	if rec := <-done; rec.Code != 200 || !strings.HasPrefix(rec.Body.String(), a.URL+" got "+a.URL+"/1, 4 bytes") {
+		t.Errorf("its owner is back: %d %s", rec.Code, rec.Body)
+	}
+}
+
+// What a fallback holds finds its session's owner in the next configuration.
+func TestStickyHandOver(t *testing.T) {
+	a, b := startMCP(t), startMCP(t)
+	old, end := onRouter(t, "app@file")
+	h := newHandler(t, old, stickyOf(a, b), Config{Sticky: true})
+	awaitState(t, "up", a, b)
+	var ids, owners []string
+	for range 4 {
+		id, owner := openSession(t, h)
+		ids, owners = append(ids, id), append(owners, owner)
+	}
+	ctx, _ := onRouter(t, "app-fallback@file")
+	fallback := newHandler(t, ctx, http.HandlerFunc(fakeInternalHandlers), Config{Sticky: true})
+	end()
+	done := make(chan string)
+	for i, id := range ids {
+		go func() {
+			rec := ask(fallback, "call", sessionField, id)
+			done <- fmt.Sprint(rec.Code, strings.HasPrefix(rec.Body.String(), owners[i]+" got "+owners[i]+"/1, 4 bytes"))
+		}()
+	}
+	time.Sleep(100 * time.Millisecond)
+	ctx2, _ := onRouter(t, "app@file")
+	newHandler(t, ctx2, stickyOf(b, a), Config{Sticky: true})
+	for range ids {
+		if got := <-done; got != "200true" && got != "200 true" {
+			t.Errorf("%s, want an answer of the owner", got)
+		}
+	}
+	if rec := ask(fallback, "open"); rec.Code != 404 { // the route is there again
+		t.Errorf("%d %s", rec.Code, rec.Body)
+	}
+}
+
+// Where sticky cannot be, New says so.
+func TestStickyRefused(t *testing.T) {
+	a := startMCP(t)
+	tests := []struct {
+		name string
+		next http.Handler
+		c    Config
+		want string
+	}{
+		{"no cookie", balancerOf(fakeServer{URL: a.URL}), Config{}, "the service has no sticky cookie"},
+		{"no balancer", http.NotFoundHandler(), Config{Upstreams: []string{a.URL + "/mcp"}}, "not Traefik's load balancer"},
+		{"a gate", http.NotFoundHandler(), Config{Mode: modeGate, Upstreams: []string{a.URL + "/mcp"}}, "not Traefik's load balancer"},
+		{"a fallback that forwards", http.NotFoundHandler(), Config{Mode: modeFallback, Upstreams: []string{a.URL + "/mcp"}}, "no upstreams"},
+		{"a short key", stickyOf(a), Config{SessionKey: "short"}, "sessionKey has 5 bytes"},
+		{"a bad grace", stickyOf(a), Config{SessionGrace: "soon"}, "sessionGrace"},
+	}
+	for _, tt := range tests {
+		ctx, _ := onRouter(t, "app@file")
+		tt.c.Sticky = true
+		if _, err := New(ctx, tt.next, &tt.c, "mcp@file"); err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "short,") {
+			t.Errorf("%s: %v, want %q", tt.name, err, tt.want)
+		}
+	}
+	ctx, _ := onRouter(t, "app@file")
+	if _, err := New(ctx, http.HandlerFunc(fakeInternalHandlers), &Config{Sticky: true}, "mcp@file"); err != nil {
+		t.Errorf("a fallback: %v", err)
+	}
+}
+
+// A stream of a session goes on event by event, and its headers at once.
+func TestStickyStreams(t *testing.T) {
+	a := startMCP(t)
+	next := stickyOf()
+	more := make(chan bool)
+	next.AddServer(a.URL, http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+		rw.Header().Set("Content-Type", "text/event-stream")
+		rw.WriteHeader(http.StatusEarlyHints)
+		rw.WriteHeader(http.StatusOK)
+		for range more {
+			_, _ = io.WriteString(rw, "data: x\n\n")
+		}
+	}), fakeServer{URL: a.URL})
+	ctx, _ := onRouter(t, "app@file")
+	edge := httptest.NewServer(newHandler(t, ctx, next, Config{Sticky: true}))
+	defer edge.Close()
+	awaitState(t, "up", a)
+	c, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	req, _ := http.NewRequestWithContext(c, http.MethodPost, edge.URL+"/mcp", strings.NewReader("call"))
+	resp, err := http.DefaultClient.Do(req) // the headers come though nothing has been sent
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	for range 3 {
+		more <- true
+		b := make([]byte, 9)
+		if _, err := io.ReadFull(resp.Body, b); err != nil || string(b) != "data: x\n\n" {
+			t.Fatalf("%q %v", b, err)
+		}
+	}
+	close(more)
+}
