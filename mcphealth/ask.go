@@ -74,6 +74,7 @@ type answer struct {
 	msg     *message
 	text    string // of a text answer, or the beginning of a foreign one
 	otherID bool   // a JSON-RPC answer came, with another id
+	event   string // the name of the event in which it came, which clients ignore
 	target  string // Location of a redirect that was not followed
 	moved   int    // status of a redirect that was followed
 	took    time.Duration
@@ -234,17 +235,19 @@ func (p *Prober) read(a *answer, resp *http.Response, id string) {
 		limit = maxAnswer
 	}
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
-	if media == "text/html" || media == "application/xhtml+xml" {
-		return // a page: no MCP server answers with one, and it may never end
+	page := media == "text/html" || media == "application/xhtml+xml"
+	if page && a.status != http.StatusForbidden {
+		return // no MCP server answers with one, and it may never end
 	}
-	var body io.Reader = resp.Body
-	if strings.EqualFold(resp.Header.Get("Content-Encoding"), "gzip") { // not asked for; some hops do it all the same
-		z, err := gzip.NewReader(body)
-		if err != nil {
-			a.err = err
-			return
-		}
-		body = z
+	body, err := decoded(resp)
+	if err != nil {
+		a.err = err
+		return
+	}
+	if page { // development servers refuse a Host so; that proves nothing, but explains
+		b, _ := io.ReadAll(io.LimitReader(body, maxText))
+		a.text = string(b)
+		return
 	}
 	r := bufio.NewReader(io.LimitReader(body, int64(limit)))
 	switch {
@@ -257,9 +260,40 @@ func (p *Prober) read(a *answer, resp *http.Response, id string) {
 	}
 }
 
+// decoded is the body without the gzip that nobody asked for; some hops do it all
+// the same.
+func decoded(resp *http.Response) (io.Reader, error) {
+	var body io.Reader = resp.Body
+	if !strings.EqualFold(resp.Header.Get("Content-Encoding"), "gzip") {
+		return body, nil
+	}
+	z, err := gzip.NewReader(body)
+	if err != nil {
+		return nil, err
+	}
+	body = z
+	return body, nil
+}
+
+// byteOrderMark begins what some encoders of UTF-8 write. Browsers and Node skip it.
+const byteOrderMark = "\xef\xbb\xbf"
+
+func skipMark(r *bufio.Reader) {
+	if first, err := r.Peek(1); err != nil || first[0] != byteOrderMark[0] {
+		return // do not wait for more of another body
+	}
+	if mark, _ := r.Peek(len(byteOrderMark)); string(mark) == byteOrderMark {
+		_, _ = r.Discard(len(byteOrderMark))
+	}
+}
+
+// streamFields are what an event stream may begin with.
+var streamFields = []string{"data:", "event:", "id:", "retry:", ":"}
+
 // sniff reads an answer whose media type does not tell: old SDKs send JSON-RPC
 // errors without one.
 func sniff(a *answer, r *bufio.Reader, id string, limit int) {
+	skipMark(r)
 	first, err := r.Peek(1)
 	for err == nil && (first[0] == ' ' || first[0] == '\n' || first[0] == '\r' || first[0] == '\t') {
 		_, _ = r.Discard(1)
@@ -276,9 +310,11 @@ func sniff(a *answer, r *bufio.Reader, id string, limit int) {
 		return
 	}
 	head, _ := r.Peek(6)
-	if bytes.HasPrefix(head, []byte("event:")) || bytes.HasPrefix(head, []byte("data:")) || first[0] == ':' {
-		readStream(a, r, id, limit)
-		return
+	for i := 0; i < len(streamFields); i++ {
+		if strings.HasPrefix(string(head), streamFields[i]) {
+			readStream(a, r, id, limit)
+			return
+		}
 	}
 	b, err := io.ReadAll(io.LimitReader(r, maxText+1))
 	if err != nil {
@@ -293,6 +329,7 @@ func sniff(a *answer, r *bufio.Reader, id string, limit int) {
 
 // readJSON reads one JSON value: the end of the body is not waited for.
 func readJSON(a *answer, r *bufio.Reader, id string) {
+	skipMark(r)
 	var raw json.RawMessage
 	if err := json.NewDecoder(r).Decode(&raw); err != nil {
 		var syntax *json.SyntaxError
@@ -301,16 +338,25 @@ func readJSON(a *answer, r *bufio.Reader, id string) {
 		}
 		return
 	}
-	all := []json.RawMessage{raw}
-	if raw[0] == '[' { // a batch of one, from 2025-03-26 servers
-		_ = json.Unmarshal(raw, &all)
+	if !a.takeAny(raw, id) {
+		a.text = string(raw[:atMost(len(raw), maxText)])
 	}
+}
+
+// takeAny keeps the answer to id if data is it, or a batch with it: servers of
+// 2025-03-26 may send one, as JSON and as an event.
+func (a *answer) takeAny(data []byte, id string) bool {
+	if len(data) == 0 || data[0] != '[' {
+		return a.take(parseMessage(data), id)
+	}
+	var all []json.RawMessage
+	_ = json.Unmarshal(data, &all)
 	for i := 0; i < len(all); i++ {
 		if a.take(parseMessage(all[i]), id) {
-			return
+			return true
 		}
 	}
-	a.text = string(raw[:atMost(len(raw), maxText)])
+	return false
 }
 
 func readStream(a *answer, r io.Reader, id string, limit int) {
@@ -323,7 +369,13 @@ func readStream(a *answer, r io.Reader, id string, limit int) {
 			}
 			return
 		}
-		if a.take(parseMessage(ev.Data), id) {
+		if ev.Name != "message" { // the SDKs of Go, Python and TypeScript read no other
+			if parseMessage(ev.Data) != nil {
+				a.event = ev.Name
+			}
+			continue
+		}
+		if a.takeAny(ev.Data, id) {
 			return
 		}
 	}
@@ -351,12 +403,30 @@ func (p *Prober) sameOrigin(a answer, at *url.URL) *url.URL {
 		return nil
 	}
 	to, err := at.Parse(a.target)
-	if err != nil || to.User != nil || to.Scheme != at.Scheme || (to.Host != at.Host && to.Host != p.host()) {
+	if err != nil || to.User != nil || a.target == "" {
+		return nil
+	}
+	return p.atUpstream(to, at)
+}
+
+// atUpstream is the path of to at the upstream of at, if both have one origin: as we
+// see it, or as clients do, by the Host that they use. For them there may be TLS where
+// for us, behind what ends it, there is none. It is nil for every other origin.
+func (p *Prober) atUpstream(to, at *url.URL) *url.URL {
+	ours := to.Scheme == at.Scheme && (sameHost(to, at.Host) || sameHost(to, p.host()))
+	theirs := to.Scheme == "https" && at.Scheme == "http" && sameHost(to, p.host())
+	if !ours && !theirs {
 		return nil
 	}
 	u := *at
 	u.Path, u.RawPath, u.RawQuery = to.Path, to.RawPath, to.RawQuery
 	return &u
+}
+
+// sameHost: RFC 9110 §4.2.3, the port of the scheme may be left out.
+func sameHost(u *url.URL, host string) bool {
+	port := map[string]string{"http": ":80", "https": ":443"}[u.Scheme]
+	return strings.EqualFold(strings.TrimSuffix(u.Host, port), strings.TrimSuffix(host, port))
 }
 
 // headerValue is s as a modern request header carries it: as it is where that

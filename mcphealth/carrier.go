@@ -4,7 +4,6 @@ package mcphealth
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"time"
@@ -20,11 +19,12 @@ type Carrier struct {
 	// server's end it returns io.EOF.
 	Receive func(ctx context.Context, limit int) ([]byte, error)
 
-	status int // of the stream that carries, over HTTP
-	header http.Header
-	unread int  // questions that were given up: their answers may still come
-	spoke  bool // it has carried JSON-RPC messages
-	noise  bool // it has carried what is none
+	status  int // of the stream that carries, over HTTP
+	header  http.Header
+	refused answer // what its last message got, where that was refused
+	unread  int    // questions that were given up: their answers may still come
+	spoke   bool   // it has carried JSON-RPC messages
+	noise   bool   // it has carried what is none
 }
 
 // NewCarrierProber makes a prober for a server behind c. The target's URL only
@@ -126,6 +126,7 @@ func (p *Prober) readCarried(ctx context.Context, a *answer, id string) {
 		left = maxAnswer
 	}
 	busy := false // messages came, to other ends
+	replies := 0
 	for left > 0 {
 		b, err := p.carrier.Receive(ctx, left)
 		if err != nil {
@@ -136,8 +137,8 @@ func (p *Prober) readCarried(ctx context.Context, a *answer, id string) {
 		if left -= len(b) + 1; left < 0 {
 			return // cut off: more than a probe reads, and foreign
 		}
-		m := parseMessage(b)
-		if m == nil && !isCall(b) {
+		m := readMessage(b)
+		if m == nil || m.Method == "" && m.Result == nil && m.Error == nil {
 			if len(b) > 0 {
 				p.carrier.noise = true
 				p.warn("noise: the server wrote what is no JSON-RPC message")
@@ -145,7 +146,12 @@ func (p *Prober) readCarried(ctx context.Context, a *answer, id string) {
 			continue
 		}
 		busy, p.carrier.spoke = true, true
-		if m == nil {
+		if m.Method != "" {
+			theirs := idFrom(m.ID)
+			if theirs != NullID && theirs.JSON() != quote(id) && replies < maxReplies { // not to an echo
+				replies++
+				_ = p.carrier.Send(ctx, m.reply(theirs)) // the next Receive tells
+			}
 			continue
 		}
 		if m.Error != nil && string(m.ID) != quote(id) && p.carrier.unread > 0 {
@@ -158,10 +164,18 @@ func (p *Prober) readCarried(ctx context.Context, a *answer, id string) {
 	}
 }
 
-// isCall: a request or notification of the server.
-func isCall(b []byte) bool {
-	var m message
-	return json.Unmarshal(b, &m) == nil && m.JSONRPC == "2.0" && m.Method != ""
+// maxReplies is how many requests of the server are answered while it is asked one
+// question: a server that goes on asking is no server.
+const maxReplies = 16
+
+// reply is what a client without capabilities answers to a request of the server.
+// Some ask before they answer, and wait for it.
+func (m *message) reply(id ID) []byte {
+	rest := `"error":{"code":-32601,"message":"Method not found"}`
+	if m.Method == "ping" {
+		rest = `"result":{}`
+	}
+	return []byte(`{"jsonrpc":"2.0","id":` + id.JSON() + `,` + rest + `}`)
 }
 
 // unanswered classifies why no answer came over the carrier.

@@ -62,7 +62,9 @@ func (p *Prober) tools(ctx context.Context) finding {
 	}
 	cursor := ""
 	var f finding
-	for page := 0; page < maxPages && len(missing) > 0; page++ {
+	seen := map[string]bool{}
+	for page := 0; page < maxPages && len(missing) > 0 && !seen[cursor]; page++ {
+		seen[cursor] = true
 		params := ""
 		if cursor != "" {
 			params = `{"cursor":` + quote(cursor) + `}`
@@ -70,6 +72,9 @@ func (p *Prober) tools(ctx context.Context) finding {
 		q := p.inEra("tools/list", params)
 		q.limit = maxToolList
 		f = p.judge(p.ask(ctx, q))
+		if page > 0 && (f.reason == Timeout || f.reason == Stalled) {
+			break // it has answered all before: the list is long, or without end
+		}
 		if f.verdict != Ready {
 			return failedCall(f)
 		}
@@ -119,16 +124,30 @@ func (p *Prober) call(ctx context.Context) finding {
 		return f
 	}
 	if f.verdict == Ready {
-		var r struct {
-			IsError bool `json:"isError"`
-		}
-		if json.Unmarshal(f.a.msg.Result, &r) == nil && !r.IsError {
+		if f.detail = whyNoSuccess(f.a.msg.Result); f.detail == "" {
 			return finding{}
 		}
-		f.detail = "tools/call " + quote(p.target.CallTool) + ": the result says isError"
+		f.detail = "tools/call " + quote(p.target.CallTool) + ": " + f.detail
 	}
 	f.verdict, f.reason, f.mcp = Degraded, ToolFailing, true
 	return f
+}
+
+// whyNoSuccess says why a result is not that of a tool which did its work, or "".
+func whyNoSuccess(result json.RawMessage) string {
+	var r struct {
+		IsError    bool   `json:"isError"`
+		ResultType string `json:"resultType"`
+	}
+	switch err := json.Unmarshal(result, &r); {
+	case err != nil || !isObject(result):
+		return "the result is no CallToolResult"
+	case r.IsError:
+		return "the result says isError"
+	case r.ResultType == "input_required": // MCP 2026-07-28, "Multi Round-Trip Requests"
+		return "the tool asks for input, which a probe has not; choose one that needs none"
+	}
+	return ""
 }
 
 // health fetches the health document, if one is configured. Only a document that
@@ -140,27 +159,41 @@ func (p *Prober) health(ctx context.Context) finding {
 	half, cancel := context.WithTimeout(ctx, p.target.Timeout/2) // the question itself needs the rest
 	defer cancel()
 	a := p.getHealth(half)
-	var doc struct {
-		Status string `json:"status"`
-	}
-	_ = json.Unmarshal([]byte(a.text), &doc)
-	detail := "GET " + p.target.HealthPath + ": " + describeHealth(a, clean(p.redact(doc.Status)))
+	status := healthStatus(a.text)
+	detail := "GET " + p.target.HealthPath + ": " + describeHealth(a, clean(p.redact(status)))
 	switch {
 	case a.err != nil && a.reason != Canceled:
 		p.warn("health_path: %s", detail)
-	case a.status == http.StatusServiceUnavailable || doc.Status == "unhealthy":
-		if doc.Status == "draining" {
-			return finding{verdict: Degraded, reason: Draining, a: a, detail: detail, mcp: true}
-		}
-		return finding{verdict: Dead, reason: HealthDown, a: a, detail: detail, final: true}
-	case doc.Status == "draining":
+	case status == "draining":
 		return finding{verdict: Degraded, reason: Draining, a: a, detail: detail, mcp: true}
-	case doc.Status == "degraded":
+	case a.status == http.StatusServiceUnavailable || saysDown[status]:
+		return finding{verdict: Dead, reason: HealthDown, a: a, detail: detail, final: true}
+	case status == "degraded" || status == "warn":
 		return finding{verdict: Degraded, reason: InternalError, a: a, detail: detail, mcp: true}
 	case a.status != http.StatusOK:
 		p.warn("health_path: %s", detail)
 	}
 	return finding{}
+}
+
+// saysDown are the words of frameworks for it: ours and ASP.NET Core's, Spring Boot
+// Actuator's, and those of the draft "Health Check Response Format for HTTP APIs".
+var saysDown = map[string]bool{"unhealthy": true, "down": true, "fail": true, "error": true}
+
+// healthStatus is the status that a health document names, in lower case: a member of
+// a JSON object, or the whole of a text (ASP.NET Core).
+func healthStatus(document string) string {
+	text := strings.TrimSpace(strings.TrimPrefix(document, byteOrderMark))
+	var doc struct {
+		Status string `json:"status"`
+	}
+	switch {
+	case json.Unmarshal([]byte(text), &doc) == nil:
+		text = doc.Status
+	case len(text) > 16 || strings.ContainsAny(text, " <{[\"\n"):
+		return "" // no word
+	}
+	return strings.ToLower(strings.TrimSpace(text))
 }
 
 func describeHealth(a answer, status string) string {
@@ -200,7 +233,13 @@ func (p *Prober) readHealth(ctx context.Context, a *answer) {
 	}
 	defer resp.Body.Close()
 	a.status, a.header = resp.StatusCode, resp.Header
-	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	body, err := decoded(resp)
+	if err != nil {
+		a.err = err
+		a.reason = bodyReason(ctx, err)
+		return
+	}
+	b, err := io.ReadAll(io.LimitReader(body, maxAnswer))
 	if err != nil {
 		a.err = err
 		a.reason = bodyReason(ctx, err)

@@ -172,9 +172,22 @@ func pages(w http.ResponseWriter, a inquiry) bool {
 func TestExpectTool(t *testing.T) {
 	endless := func(w http.ResponseWriter, a inquiry) bool {
 		if a.method == "tools/list" {
+			answer200(w, a, `"result":{"tools":[],"nextCursor":"x`+a.params.Cursor+`"}`)
+		}
+		return a.method == "tools/list"
+	}
+	loop := func(w http.ResponseWriter, a inquiry) bool {
+		if a.method == "tools/list" {
 			answer200(w, a, `"result":{"tools":[],"nextCursor":"more"}`)
 		}
 		return a.method == "tools/list"
+	}
+	tired := func(w http.ResponseWriter, a inquiry) bool {
+		if a.method == "tools/list" && a.params.Cursor != "" {
+			<-a.gone
+			return true
+		}
+		return endless(w, a)
 	}
 	long := func(w http.ResponseWriter, a inquiry) bool {
 		if a.method == "tools/list" {
@@ -194,6 +207,8 @@ func TestExpectTool(t *testing.T) {
 		{"one of two is missing", []string{"a0", "nope"}, pages, "degraded tools_missing", 4},
 		{"a server without tools", []string{"a0"}, nothing, "degraded tools_missing", 1},
 		{"a list without end ends", []string{"a0"}, endless, "degraded tools_missing", maxPages},
+		{"a list that leads back to itself", []string{"a0"}, loop, "degraded tools_missing", 2},
+		{"a list whose next page never comes", []string{"a0"}, tired, "degraded tools_missing", 2},
 		{"a list of 1 MiB is read", []string{"last"}, long, "ready ok", 1},
 	}
 	for _, tt := range tests {
@@ -237,6 +252,9 @@ func TestCallTool(t *testing.T) {
 	}{
 		{"a result", call(`"result":{"content":[{"type":"text","text":"1"}]}`), "ready ok"},
 		{"isError", call(`"result":{"content":[],"isError":true}`), "degraded tool_failing"},
+		{"isError inside what the tool says is the tool's business", call(`"result":{"resultType":"complete","content":[],"structuredContent":{"isError":true}}`), "ready ok"},
+		{"the tool asks for input", call(`"result":{"resultType":"input_required","inputRequests":{"a":{"method":"elicitation/create"}}}`), "degraded tool_failing"},
+		{"a result that is none", call(`"result":null`), "degraded tool_failing"},
 		{"a JSON-RPC error", call(`"error":{"code":-32602,"message":"Unknown tool"}`), "degraded tool_failing"},
 		{"an internal error", call(`"error":{"code":-32603,"message":"db"}`), "degraded tool_failing"},
 		{"a tool that hangs is the tool's failure", hangs, "degraded tool_failing"},
@@ -316,6 +334,15 @@ func TestHealthPath(t *testing.T) {
 		{"absent: the endpoint decides", 404, `nope`, "ready ok", true},
 		{"broken: the endpoint decides", 500, ``, "ready ok", true},
 		{"no JSON", 200, `OK`, "ready ok", false},
+		{"ASP.NET Core's text", 200, `Unhealthy`, "dead health_down", false},
+		{"and its second word", 200, "Degraded\n", "degraded internal_error", false},
+		{"Spring's word, 200 all the same", 200, `{"status":"DOWN","components":{}}`, "dead health_down", false},
+		{"the other one", 200, `{"status":"UP"}`, "ready ok", false},
+		{"the draft's word", 200, byteOrderMark + `{"status":"fail"}`, "dead health_down", false},
+		{"the draft's second word", 200, `{"status":"warn"}`, "degraded internal_error", false},
+		{"a status that is no word", 200, `{"status":1}`, "ready ok", false},
+		{"a list", 200, `[{"status":"unhealthy"}]`, "ready ok", false},
+		{"a text with the word in it", 200, `nothing is unhealthy here`, "ready ok", false},
 		{"a redirect is not followed", 302, ``, "ready ok", true},
 	}
 	for _, tt := range tests {
@@ -826,6 +853,29 @@ func TestVersions(t *testing.T) {
 				http.Error(w, "Invalid session ID", 400)
 			}
 		}, "ready ok", Legacy, "2026-07-28 2025-11-25 2025-06-18"},
+		{"a word under another name", func(w http.ResponseWriter, a inquiry) {
+			switch {
+			case a.method == "initialize" && a.params.Version == "2025-03-26":
+				answer200(w, a, strings.Replace(okInit, "2025-11-25", "2025-03-26", 1))
+			case a.method == "initialize":
+				answerWith(w, 400, a, refuses(-32600, "Invalid Request", `{"supportedVersions":"2025-03-26"}`))
+			default:
+				answerWith(w, 400, a, refuses(-32000, "Bad Request: Server requires a session", "null"))
+			}
+		}, "ready ok", Legacy, "2026-07-28 2025-11-25 2025-03-26"},
+		{"a list of objects", func(w http.ResponseWriter, a inquiry) {
+			switch {
+			case a.method == "initialize" && a.params.Version == "2024-11-05":
+				answer200(w, a, strings.Replace(okInit, "2025-11-25", "2024-11-05", 1))
+			case a.method == "initialize":
+				answerWith(w, 200, a, refuses(-32602, "no", `[{"version":"2024-11-05","released":"long ago"}]`))
+			default:
+				answerWith(w, 400, a, refuses(-32000, "Bad Request: Server requires a session", "null"))
+			}
+		}, "ready ok", Legacy, "2026-07-28 2025-11-25 2024-11-05"},
+		{"-32022 without a list", func(w http.ResponseWriter, a inquiry) {
+			answerWith(w, 400, a, `"error":{"code":-32022,"message":"no"}`)
+		}, "alive version_mismatch", EraUnknown, "2026-07-28 2025-11-25"},
 		{"initialize settles on a lower one by itself", func(w http.ResponseWriter, a inquiry) {
 			switch a.method {
 			case "initialize":
@@ -865,10 +915,15 @@ func TestVersions(t *testing.T) {
 func sseServer(t *testing.T, answers map[string]string) *depthServer {
 	t.Helper()
 	stream := make(chan string, 10)
+	held := ""
 	return serveDepth(t, func(w http.ResponseWriter, a inquiry) {
 		if a.verb == http.MethodGet {
 			w.Header().Set("Content-Type", "text/event-stream")
-			_, _ = io.WriteString(w, ": hello\n\nevent: endpoint\ndata: /messages?session=1\n\n")
+			endpoint := "/messages?session=1"
+			if other, ok := answers["endpoint"]; ok {
+				endpoint = other
+			}
+			_, _ = io.WriteString(w, ": hello\n\nevent: welcome\ndata: {}\n\nevent: endpoint\ndata: "+endpoint+"\n\n")
 			w.(http.Flusher).Flush()
 			for {
 				select {
@@ -884,7 +939,20 @@ func sseServer(t *testing.T, answers map[string]string) *depthServer {
 			w.WriteHeader(404)
 			return
 		}
+		if answers["post"] != "" {
+			w.WriteHeader(401)
+			return
+		}
 		w.WriteHeader(202)
+		if a.method == "initialize" && answers["before"] != "" {
+			held = fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,%s}`, a.id, answers["initialize"])
+			stream <- answers["before"]
+			return
+		}
+		if a.method == "" { // the reply to what was asked before
+			stream <- held
+			return
+		}
 		rest, ok := answers[a.method]
 		if !ok {
 			rest = unknownRPC
@@ -905,6 +973,13 @@ func TestEraSSE(t *testing.T) {
 		want    string
 	}{
 		{"the handshake over the stream", map[string]string{"initialize": init}, nil, "ready ok"},
+		{"a ping that wants its answer first", map[string]string{"initialize": init, "before": `{"jsonrpc":"2.0","id":"theirs","method":"ping"}`}, nil, "ready ok"},
+		{"an endpoint relative to the stream", map[string]string{"initialize": init, "endpoint": "messages?session=1"}, nil, "ready ok"},
+		{"an endpoint as clients see it", map[string]string{"initialize": init, "endpoint": "https://mcp.example.com/messages?session=1"},
+			func(t *Target) { t.Host = "mcp.example.com" }, "ready ok"},
+		{"an endpoint of another origin", map[string]string{"initialize": init, "endpoint": "https://mcp.example.com/messages?session=1"}, nil, "dead not_mcp"},
+		{"the endpoint wants credentials", map[string]string{"initialize": init, "post": "401"}, nil, "alive auth_required"},
+		{"a result that is no InitializeResult", map[string]string{"initialize": okEmpty}, nil, "degraded handshake_failed"},
 		{"an error over the stream", map[string]string{"initialize": `"error":{"code":-32000,"message":"no"}`}, nil, "alive rpc_error"},
 		{"no answer over the stream", map[string]string{"initialize": ""}, nil, "degraded handshake_failed"},
 		{"an expected tool", map[string]string{"initialize": init, "tools/list": tools}, func(t *Target) { t.ExpectTools = []string{"echo"} }, "ready ok"},

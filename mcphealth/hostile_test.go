@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -118,6 +119,54 @@ var hostiles = []struct {
 		s.say("HTTP/1.1 307 Temporary Redirect\r\nLocation: ://\r\nContent-Length: 0\r\n\r\n")
 	}},
 
+	// Odd, and clients read it; or they do not.
+	{"a byte order mark", "ready ok", func(s *socket) { s.say(okJSON + "\r\n" + byteOrderMark + discovered) }},
+	{"a byte order mark, no type", "ready ok", func(s *socket) { s.say("HTTP/1.1 200 OK\r\n\r\n" + byteOrderMark + discovered) }},
+	{"an id with escapes", "ready ok", func(s *socket) {
+		s.id = strings.ReplaceAll(s.id, "-", `\u002d`)
+		s.say(okJSON + "\r\n" + discovered)
+	}},
+	{"a batch as an event", "ready ok", func(s *socket) {
+		s.say(okSSE + "\r\ndata: [" + `{"jsonrpc":"2.0","method":"notifications/progress"},` + discovered + "]\n\n")
+	}},
+	{"a stream of a type that nobody can read", "ready ok", func(s *socket) {
+		s.say("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream, text/event-stream\r\n\r\nretry: 10\n\nid: 1\ndata: " + discovered + "\n\n")
+	}},
+	{"a stream of no type, with a byte order mark", "ready ok", func(s *socket) {
+		s.say("HTTP/1.1 200 OK\r\n\r\n" + byteOrderMark + "id: 1\ndata: " + discovered + "\n\n")
+	}},
+	{"a CR and its LF in two packets", "ready ok", func(s *socket) {
+		s.say(okSSE + "\r\ndata: " + discovered + "\r")
+		time.Sleep(20 * time.Millisecond)
+		s.say("\n\r")
+		time.Sleep(20 * time.Millisecond)
+		s.say("\n")
+	}},
+	{"trailers, a character in two chunks", "ready ok", func(s *socket) {
+		s.say(okSSE + "Transfer-Encoding: chunked\r\nTrailer: X-A\r\n\r\n")
+		for _, part := range []string{"data: {\"x\":\"\xe2\x82", "\xac\"," + discovered[1:] + "\n\n"} {
+			part = strings.ReplaceAll(part, "$ID", s.id)
+			s.say(fmt.Sprintf("%x\r\n%s\r\n", len(part), part))
+		}
+		s.say("0\r\nX-A: b\r\n\r\n")
+	}},
+	{"hints, and 100 unasked", "ready ok", func(s *socket) {
+		s.say("HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + okJSON + "\r\n" + discovered)
+	}},
+	{"a length that never comes", "ready ok", func(s *socket) { s.say(okJSON + "Content-Length: 4000\r\n\r\n" + discovered) }},
+	{"an event of another name", "dead not_mcp", func(s *socket) { s.say(okSSE + "\r\nevent: response\ndata: " + discovered + "\n\n") }},
+	{"members in Pascal's case", "dead not_mcp", func(s *socket) {
+		s.say(okJSON + "\r\n" + `{"JsonRpc":"2.0","Id":$ID,"Result":{"supportedVersions":["2026-07-28"],"capabilities":{}}}`)
+	}},
+	{"JSON-RPC in a page", "dead not_mcp", func(s *socket) {
+		s.say("HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + discovered)
+	}},
+	{"304 from a cache", "dead not_mcp", func(s *socket) { s.say("HTTP/1.1 304 Not Modified\r\n\r\n") }},
+	{"an endless page of a 403", "dead not_mcp", func(s *socket) {
+		s.say("HTTP/1.1 403 Forbidden\r\nContent-Type: text/html\r\n\r\n")
+		s.forever("<p>and so on")
+	}},
+
 	// Broken.
 	{"line noise", "dead not_mcp", func(s *socket) { s.say("\x00\x01\x02 not HTTP \xff\xfe\r\n\r\n") }},
 	{"another protocol", "dead not_mcp", func(s *socket) { s.say("SSH-2.0-OpenSSH_9.6\r\n") }},
@@ -147,8 +196,8 @@ var hostiles = []struct {
 	}},
 	{"an array of nothing", "dead not_mcp", func(s *socket) { s.say(okJSON + "\r\n[null,[],{},1,\"a\"]") }},
 	{"no UTF-8", "dead not_mcp", func(s *socket) { s.say(okJSON + "\r\n{\"jsonrpc\":\"2.0\",\"id\":\"\xff\xfe\",\"result\":{}}") }},
-	// Any result with our id is believed; this one makes no modern server, though.
-	{"a result that is no DiscoverResult", "ready ok", func(s *socket) { s.say(okJSON + "\r\n" + `{"jsonrpc":"2.0","id":$ID,"result":"all is well"}`) }},
+	// Other JSON-RPC services have a ping as well: Bitcoin Core answers null.
+	{"results that are none of MCP's", "dead not_mcp", func(s *socket) { s.say(okJSON + "\r\n" + `{"jsonrpc":"2.0","id":$ID,"result":"all is well"}`) }},
 
 	// Gone.
 	{"closed before a byte", "dead reset", func(*socket) {}},

@@ -9,17 +9,16 @@ import (
 )
 
 // message is one JSON-RPC 2.0 message, read as far as a probe needs it.
-// All fields are exported because Yaegi hands this type to encoding/json.
 type message struct {
-	JSONRPC string          `json:"jsonrpc"`
-	ID      json.RawMessage `json:"id"`
-	Method  string          `json:"method"`
-	Result  json.RawMessage `json:"result"`
-	Error   *rpcError       `json:"error"`
+	ID     json.RawMessage
+	Method string
+	Result json.RawMessage
+	Error  *rpcError
 }
 
 // rpcError is the error object. Code is raw: servers have been seen to send
 // strings and floats there, and a strict type would lose the whole message.
+// All fields are exported because Yaegi hands this type to encoding/json.
 type rpcError struct {
 	Code    json.RawMessage `json:"code"`
 	Message string          `json:"message"`
@@ -61,18 +60,39 @@ func (e *rpcError) cut() {
 	}
 }
 
+// readMessage reads data as one JSON-RPC message. It is nil for anything else. Names
+// count as they are written: encoding/json would take "Result" for "result" where it
+// fills a struct, and no client does.
+func readMessage(data []byte) *message {
+	var member map[string]json.RawMessage
+	if json.Unmarshal(data, &member) != nil || string(member["jsonrpc"]) != `"2.0"` {
+		return nil
+	}
+	m := &message{ID: member["id"], Result: member["result"]}
+	if raw := member["method"]; raw != nil && json.Unmarshal(raw, &m.Method) != nil {
+		return nil
+	}
+	if raw := member["error"]; raw != nil && string(raw) != "null" {
+		var e rpcError
+		if json.Unmarshal(raw, &e) != nil {
+			return nil
+		}
+		m.Error = &e
+	}
+	return m
+}
+
 // parseMessage reads data as one JSON-RPC response. It is nil for anything
 // else: foreign JSON, a request (an echo of ours, say), a batch.
 func parseMessage(data []byte) *message {
-	var m message
-	if len(bytes.TrimSpace(data)) == 0 || bytes.TrimSpace(data)[0] != '{' || json.Unmarshal(data, &m) != nil {
+	m := readMessage(data)
+	if m == nil || m.Method != "" || (m.Result == nil && m.Error == nil) {
 		return nil
 	}
-	if m.JSONRPC != "2.0" || m.Method != "" || (m.Result == nil && m.Error == nil) {
-		return nil
-	}
-	return &m
+	return m
 }
+
+func isObject(raw json.RawMessage) bool { return len(raw) > 0 && raw[0] == '{' }
 
 // answers reports whether m answers the request with this id. Results must
 // carry the id; errors may carry none, null, or the literal by which the Python
@@ -81,11 +101,12 @@ func (m *message) answers(id string) bool {
 	if m == nil {
 		return false
 	}
-	raw := string(bytes.TrimSpace(m.ID))
-	if raw == `"`+id+`"` {
+	var theirs string // decoded: another encoder may escape what ours does not
+	isString := json.Unmarshal(m.ID, &theirs) == nil && len(m.ID) > 0 && m.ID[0] == '"'
+	if isString && theirs == id {
 		return true
 	}
-	return m.Error != nil && (raw == "" || raw == "null" || raw == `"server-error"`)
+	return m.Error != nil && (len(m.ID) == 0 || string(m.ID) == "null" || isString && theirs == "server-error")
 }
 
 // MaxIDBody is how many bytes of a request body RequestID needs at most:

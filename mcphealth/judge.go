@@ -25,10 +25,12 @@ type finding struct {
 // and never where they only repeat the request ("Cannot POST /mcp").
 var (
 	sessionWords = regexp.MustCompile(`(?i)session (was )?(not found|terminated|expired|closed)|(invalid|unknown|expired) .*session|no valid session id|(missing|requires?|without|no) (an? )?.{0,30}session|mcp-session-id|session.{0,20}(required|missing|invalid|unknown|expired|does not exist)|not initialized`)
-	versionWords = regexp.MustCompile(`(?i)protocol.?version|unsupported .*version|version .*(not supported|unsupported|mismatch)`)
-	otherWords   = regexp.MustCompile(`(?i)json.?rpc not handled`)
+	versionWords = regexp.MustCompile(`(?i)protocol.?version|(unsupported .*version|version .*(not supported|unsupported|mismatch)).*\b20\d\d-\d\d-\d\d\b`)
+	listWords    = regexp.MustCompile(`(?i)version|supported`)
+	otherWords   = regexp.MustCompile(`(?i)json.?rpc not handled|expect(s|ed)?( an?)? initialize`)
 	formWords    = regexp.MustCompile(`(?i)not acceptable|accept must contain|must accept|unsupported media type|content-type`)
 	hostWords    = regexp.MustCompile(`(?i)\bhosts?\b.{0,60}\b(not|invalid|forbidden|denied|unknown|rejected|blocked|mismatch)|\b(invalid|forbidden|unknown|untrusted|disallowed|rejected|blocked|bad|unrecognized|unexpected)\b.{0,20}\bhosts?\b|only allowed at|dns.rebinding`)
+	badHostWords = regexp.MustCompile(`(?i)\b(invalid|disallowed|untrusted)\b.{0,12}\bhost\b|\bhost header\b.{0,30}\b(not|invalid)`)
 	drainWords   = regexp.MustCompile(`(?i)shutting down|draining`)
 	soloWords    = regexp.MustCompile(`(?i)server (is )?not initialized|already initialized|duplicate .{0,3}initialize`)
 	dates        = regexp.MustCompile(`\b20\d\d-\d\d-\d\d\b`)
@@ -58,6 +60,10 @@ func (p *Prober) judgeStatus(a answer) finding {
 			v = Unknown
 		}
 		return finding{verdict: v, reason: a.reason, final: true}
+	case a.sessionDenied():
+		return finding{verdict: Alive, reason: SessionRequired, mcp: true}
+	case a.status == http.StatusBadRequest && a.kind != foreign && badHostWords.MatchString(a.words()):
+		return p.judgeHost()
 	case a.status == http.StatusUnauthorized:
 		return p.judgeAuth()
 	case a.status == http.StatusForbidden:
@@ -73,10 +79,18 @@ func (p *Prober) judgeStatus(a answer) finding {
 		return finding{verdict: Dead, reason: Timeout, final: true}
 	case a.status >= 502 && a.status <= 504 || a.status >= 520 && a.status <= 530:
 		return judgeGateway(a)
-	case a.status >= 300 && a.status < 400:
+	case a.status >= 301 && a.status <= 303 || a.status == http.StatusTemporaryRedirect || a.status == http.StatusPermanentRedirect:
 		return finding{verdict: Unknown, reason: Redirected, final: true}
 	}
 	return finding{}
+}
+
+// sessionDenied: a 401 or 403 that is about the session which the question carried,
+// and not about credentials. rmcp (Rust) said "Unauthorized: Session not found"
+// before it took to 404, go-sdk says 403 of another user's session.
+func (a answer) sessionDenied() bool {
+	return (a.status == http.StatusUnauthorized || a.status == http.StatusForbidden) && a.q.session != "" &&
+		a.header.Get("WWW-Authenticate") == "" && a.kind != foreign && sessionWords.MatchString(a.words())
 }
 
 func (p *Prober) judgeAuth() finding {
@@ -156,7 +170,7 @@ func judgeError(a answer) finding {
 	switch code := a.code(); {
 	case code == codeMethodNotFound:
 		return finding{verdict: Alive, reason: MethodNotFound}
-	case code == codeInternal || a.status == http.StatusInternalServerError:
+	case (code == codeInternal || a.status == http.StatusInternalServerError) && !(a.q.session != "" && sessionWords.MatchString(a.msg.Error.Message)):
 		return finding{verdict: Degraded, reason: InternalError, mcp: true}
 	case sessionWords.MatchString(a.msg.Error.Message):
 		return finding{verdict: Alive, reason: SessionRequired, mcp: true}
@@ -184,7 +198,7 @@ func (f finding) sessionLost() bool {
 func (f finding) versions() []string {
 	if f.a.kind == rpcAnswer && f.a.msg.Error != nil {
 		all := f.a.msg.Error.Message + " " + string(f.a.msg.Error.Data)
-		if f.a.code() == codeVersion || versionWords.MatchString(all) {
+		if f.a.code() == codeVersion || listWords.MatchString(all) {
 			return dates.FindAllString(all, -1)
 		}
 	} else if f.a.kind == text && versionWords.MatchString(f.a.text) {
@@ -231,6 +245,8 @@ func describe(a answer) string {
 		return fmt.Sprintf("%s with JSON-RPC error %d %q", what, a.code(), clean(a.msg.Error.Message))
 	case a.target != "":
 		return fmt.Sprintf("%s, a redirect to %q, which a probe does not follow; configure the final path", what, clean(a.target))
+	case a.event != "":
+		return fmt.Sprintf("%s with a JSON-RPC message in an event named %q; clients read only events without a name or named message", what, clean(a.event))
 	case a.otherID:
 		return what + " with a JSON-RPC answer to another id than ours"
 	case a.kind == text:

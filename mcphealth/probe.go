@@ -221,6 +221,10 @@ func (p *Prober) climb(ctx context.Context) finding {
 	}
 	if !router {
 		f := p.ghost(ctx, "ping")
+		if f.verdict == Ready && !p.proven && !isObject(f.a.msg.Result) {
+			f = finding{verdict: Dead, reason: NotMCP, a: f.a,
+				detail: "ping: a JSON-RPC result that is no object; other JSON-RPC services know a ping, too"}
+		}
 		if f.verdict == Ready {
 			p.habit = stateless
 			return p.settled(f)
@@ -284,12 +288,12 @@ func (p *Prober) handshake(ctx context.Context, before []finding) finding {
 	}
 	switch {
 	case f.final:
-	case f.a.kind == rpcAnswer && f.a.status == http.StatusNotFound && f.reason != MethodNotFound:
+	case (f.a.status == http.StatusNotFound || f.a.status == http.StatusGone) && f.reason != MethodNotFound && (f.a.kind == rpcAnswer || f.mcp):
 		// It opened no session and still is "not found": this endpoint serves nobody.
 		f.verdict, f.reason, f.mcp, f.bare = Dead, RouteAbsent, false, false
 	case f.reason == InternalError:
 		f.verdict, f.reason = Degraded, HandshakeFailed
-	case len(f.versions()) > 0:
+	case len(f.versions()) > 0 || f.a.code() == codeVersion:
 		f.reason = VersionMismatch
 	case f.reason == ServerError || f.reason == MethodNotFound || f.mcp:
 	case spoke.mcp:

@@ -40,7 +40,7 @@ func (s *sseReader) next() (sseEvent, error) {
 		}
 		if !s.begun {
 			s.begun = true
-			line = bytes.TrimPrefix(line, []byte("\xef\xbb\xbf"))
+			line = bytes.TrimPrefix(line, []byte(byteOrderMark))
 		}
 		if len(line) == 0 {
 			if data {

@@ -22,10 +22,17 @@ type moody struct {
 
 // The moods: "well", or what is wrong.
 var moods = map[string]func(m *moody, w http.ResponseWriter, q moodyQuestion){
-	"well":     (*moody).well,
-	"route":    func(_ *moody, w http.ResponseWriter, _ moodyQuestion) { http.Error(w, "404 page not found", 404) },
-	"gateway":  func(_ *moody, w http.ResponseWriter, _ moodyQuestion) { w.WriteHeader(502) },
-	"page":     func(_ *moody, w http.ResponseWriter, _ moodyQuestion) { _, _ = io.WriteString(w, "<html>") },
+	"well":    (*moody).well,
+	"route":   func(_ *moody, w http.ResponseWriter, _ moodyQuestion) { http.Error(w, "404 page not found", 404) },
+	"gateway": func(_ *moody, w http.ResponseWriter, _ moodyQuestion) { w.WriteHeader(502) },
+	"page":    func(_ *moody, w http.ResponseWriter, _ moodyQuestion) { _, _ = io.WriteString(w, "<html>") },
+	"401": func(m *moody, w http.ResponseWriter, q moodyQuestion) {
+		m.forgetsBy(w, q, 401, "Unauthorized: Session not found")
+	},
+	"403": func(m *moody, w http.ResponseWriter, q moodyQuestion) {
+		m.forgetsBy(w, q, 403, "Forbidden: invalid session")
+	},
+	"500":      func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.forgetsBy(w, q, 500, "") },
 	"forgets":  func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.sessions = map[string]bool{}; m.well(w, q) },
 	"no-ping":  func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.lacksPing(w, q) },
 	"init-bad": func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.failsInitialize(w, q) },
@@ -65,6 +72,21 @@ func (m *moody) well(w http.ResponseWriter, q moodyQuestion) {
 	}
 }
 
+// forgetsBy knows no session, and says so in a way of its own: by text, or by an
+// internal error.
+func (m *moody) forgetsBy(w http.ResponseWriter, q moodyQuestion, status int, text string) {
+	m.sessions = map[string]bool{}
+	switch {
+	case q.method == "initialize" || q.verb == http.MethodDelete:
+		m.well(w, q)
+	case text != "":
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, text)
+	default:
+		say(w, status, q, `"error":{"code":-32603,"message":"Session not found"}`)
+	}
+}
+
 func (m *moody) lacksPing(w http.ResponseWriter, q moodyQuestion) {
 	if q.method == "ping" && m.sessions[q.session] {
 		say(w, 404, q, `"error":{"code":-32601,"message":"Method not found"}`)
@@ -100,6 +122,10 @@ func TestSteady(t *testing.T) {
 		{"another service in its place", "well page page page well",
 			[]string{"ready ok", "dead not_mcp", "dead not_mcp", "dead not_mcp", "ready ok"}, 1},
 		{"a lost session is renewed in the same probe", "well forgets well",
+			[]string{"ready ok", "ready ok", "ready ok"}, 2},
+		{"and so it is if that is said as if it were about credentials", "well 401 well 403 well",
+			[]string{"ready ok", "ready ok", "ready ok", "ready ok", "ready ok"}, 3},
+		{"or as an internal error", "well 500 well",
 			[]string{"ready ok", "ready ok", "ready ok"}, 2},
 		{"a server that keeps none is asked for none", "well forgets forgets forgets forgets forgets",
 			[]string{"ready ok", "ready ok", "ready ok", "alive session_required", "alive session_required", "alive session_required"}, 3},

@@ -47,7 +47,7 @@ func (p *Prober) eventStream(ctx context.Context) finding {
 	}
 	if post == nil {
 		p.note(a)
-		return finding{verdict: Dead, reason: NotMCP, a: a, detail: "the stream's first event is no endpoint of the same origin"}
+		return finding{verdict: Dead, reason: NotMCP, a: a, detail: "the stream names no endpoint of the same origin to post to"}
 	}
 	return p.settled(p.overStream(ctx, a, events, post))
 }
@@ -79,22 +79,24 @@ func (p *Prober) openStream(ctx context.Context, a *answer) io.ReadCloser {
 	return resp.Body
 }
 
-// endpoint reads the first event, which names where to post.
+// endpoint reads the event that names where to post. It should be the first; the SDKs
+// of Python and TypeScript wait for it.
 func (p *Prober) endpoint(events *sseReader) (*url.URL, error) {
 	ev, err := events.next()
+	for err == nil && ev.Name != "endpoint" {
+		ev, err = events.next()
+	}
 	if err == io.EOF {
-		return nil, nil // it ended, or ran on, without an event
+		return nil, nil // it ended, or ran on, without the event
 	}
 	if err != nil {
 		return nil, err
 	}
 	to, err := p.url.Parse(string(bytes.TrimSpace(ev.Data)))
-	if ev.Name != "endpoint" || err != nil || to.Scheme != p.url.Scheme || (to.Host != p.url.Host && to.Host != p.host()) {
+	if err != nil || to.User != nil {
 		return nil, nil
 	}
-	u := *p.url
-	u.Path, u.RawPath, u.RawQuery = to.Path, to.RawPath, to.RawQuery
-	return &u, nil
+	return p.atUpstream(to, p.url), nil
 }
 
 // overStream asks initialize over the stream, and then whatever deeper the target
@@ -106,12 +108,17 @@ func (p *Prober) overStream(ctx context.Context, opened answer, events *sseReade
 	a := p.ask(ctx, question{method: "initialize",
 		params: `{"protocolVersion":"2024-11-05","capabilities":{},"clientInfo":` + clientInfo + `}`})
 	if a.kind != rpcAnswer {
+		if f := p.judge(p.carrier.refused); f.reason == AuthRequired || f.reason == CredentialsRejected || f.reason == RateLimited {
+			return f // the stream was open to all, what is posted is not
+		}
 		return finding{verdict: Degraded, reason: HandshakeFailed, mcp: true, a: a, detail: "the stream opens, but initialize over it is not answered"}
 	}
 	if a.msg.Error != nil {
 		return finding{verdict: Alive, reason: RPCError, mcp: true, a: a, detail: describe(a)}
 	}
-	p.heard(a.msg.Result)
+	if p.heard(a.msg.Result) == "" {
+		return finding{verdict: Degraded, reason: HandshakeFailed, mcp: true, a: a, detail: "initialize over the event stream: a JSON-RPC result without protocolVersion"}
+	}
 	f := finding{verdict: Ready, reason: OK, mcp: true, a: a, detail: "initialize over the event stream: a JSON-RPC result"}
 	if p.bare || len(p.target.ExpectTools) == 0 && p.target.CallTool == "" && !p.target.Fresh {
 		return f
@@ -123,7 +130,8 @@ func (p *Prober) overStream(ctx context.Context, opened answer, events *sseReade
 // streamCarrier posts messages where the stream's first event said, and reads
 // what comes on the stream.
 func (p *Prober) streamCarrier(opened answer, events *sseReader, post *url.URL) *Carrier {
-	send := func(ctx context.Context, message []byte) error {
+	c := &Carrier{status: opened.status, header: opened.header}
+	c.Send = func(ctx context.Context, message []byte) error {
 		req, err := http.NewRequestWithContext(ctx, http.MethodPost, post.String(), bytes.NewReader(message))
 		if err != nil {
 			return err
@@ -137,13 +145,17 @@ func (p *Prober) streamCarrier(opened answer, events *sseReader, post *url.URL) 
 		}
 		_ = resp.Body.Close()
 		if resp.StatusCode >= 300 {
+			c.refused = answer{q: question{method: "POST to the stream's endpoint"}, status: resp.StatusCode, header: resp.Header}
 			return fmt.Errorf("POST to the stream's endpoint: HTTP status %d, want 200..299", resp.StatusCode)
 		}
 		return nil
 	}
-	receive := func(_ context.Context, _ int) ([]byte, error) { // the stream ends with its context, and at its limit
+	c.Receive = func(_ context.Context, _ int) ([]byte, error) { // the stream ends with its context, and at its limit
 		ev, err := events.next()
+		for err == nil && ev.Name != "message" { // as in readStream
+			ev, err = events.next()
+		}
 		return ev.Data, err
 	}
-	return &Carrier{Send: send, Receive: receive, status: opened.status, header: opened.header}
+	return c
 }

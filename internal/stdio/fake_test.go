@@ -158,6 +158,8 @@ var fakes = map[string]func(){
 			return modernFake(c)
 		})
 	},
+	"pings before it answers": func() { asksFirst(`"method":"ping"`, `"result":{}`) },
+	"asks for roots first":    func() { asksFirst(`"method":"roots/list"`, `"error"`) },
 	"CRLF": func() {
 		each(func(c call) string { return modernFake(c) + "}\r\n" + `{"jsonrpc":"2.0","method":"x"` })
 	},
@@ -239,6 +241,21 @@ var fakes = map[string]func(){
 	},
 	"forks and ends": func() { spawn(true); os.Exit(0) },
 	"sleeper":        func() { signal.Ignore(syscall.SIGTERM); time.Sleep(time.Hour) },
+}
+
+// asksFirst asks the client before each answer, and waits until it has replied.
+func asksFirst(question, reply string) {
+	lines := bufio.NewScanner(os.Stdin)
+	for lines.Scan() {
+		var c call
+		if json.Unmarshal(lines.Bytes(), &c) != nil || len(c.ID) == 0 {
+			continue
+		}
+		fmt.Printf(`{"jsonrpc":"2.0","id":"theirs",%s}`+"\n", question)
+		for lines.Scan() && !(strings.Contains(lines.Text(), `"theirs"`) && strings.Contains(lines.Text(), reply)) {
+		}
+		fmt.Printf(`{"jsonrpc":"2.0","id":%s,%s}`+"\n", c.ID, modernFake(c))
+	}
 }
 
 func modernOnly(c call) string {

@@ -58,6 +58,8 @@ func TestProbe(t *testing.T) {
 		{"tools/list fails", nil, "degraded handshake_failed legacy", "server/discover:error initialize:result tools/list:error", ""},
 		{"banner first", nil, "ready ok modern", "server/discover:result", "noise"},
 		{"talks between", nil, "ready ok modern", "server/discover:result", ""},
+		{"pings before it answers", nil, "ready ok modern", "server/discover:result", ""},
+		{"asks for roots first", nil, "ready ok modern", "server/discover:result", ""},
 		{"CRLF", nil, "ready ok modern", "server/discover:result", ""},
 		{"ends after the answer", nil, "ready ok modern", "server/discover:result", "exit"},
 		{"1 MiB of tools", echo, "ready ok legacy", "server/discover:error initialize:result tools/list:result tools/list:result", ""},

@@ -1,0 +1,139 @@
+package mcphealth
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestRefusals: what servers, frameworks and hops in between say to the made-up
+// session of the cheap questions, beyond the captures; a server that hands out
+// sessions stands behind where the row says so.
+func TestRefusals(t *testing.T) {
+	const rpcError = `{"jsonrpc":"2.0","id":null,"error":{"code":-32001,"message":"Session does not belong to you: invalid session"}}`
+	token := func(t *Target) { t.Header = http.Header{"Authorization": {"Bearer good"}} }
+	host := func(t *Target) { t.Host = "mcp.example.com" }
+	shallow := func(t *Target) { t.Shallow = true }
+	tests := []struct {
+		name   string
+		status int
+		body   string
+		header string // "Name: value", or ""
+		behind bool   // initialize opens a session
+		set    func(*Target)
+		want   string
+	}{
+		{"rmcp, formerly", 401, "Unauthorized: Session not found", "", true, nil, "ready ok"},
+		{"the same, to credentials", 401, "Unauthorized: Session not found", "", true, token, "ready ok"},
+		{"the same, to everything", 401, "Unauthorized: Session not found", "", false, token, "degraded credentials_rejected"},
+		{"a challenge is one, whatever the words", 401, "Session expired", "WWW-Authenticate: Bearer", true, nil, "alive auth_required"},
+		{"another user's session", 403, "Forbidden: invalid session", "", true, nil, "ready ok"},
+		{"the same in JSON-RPC", 403, rpcError, "", true, nil, "ready ok"},
+		{"rmcp, without a session", 422, "Unexpected message, expect initialize request", "", true, nil, "ready ok"},
+		{"the same, asked no further", 422, "Unexpected message, expect initialize request", "", true, shallow, "alive session_required"},
+		{"the application chokes", 500, "<html>Internal Server Error", "", true, nil, "ready ok"},
+		{"no session, and none can be had", 404, "Not Found: Session not found", "", false, nil, "dead route_absent"},
+		{"the same in JSON-RPC, gone", 410, `{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"Tunnel offline"}}`, "", false, nil, "dead route_absent"},
+
+		{"Starlette's TrustedHostMiddleware", 400, "Invalid host header", "", false, nil, "unknown host_guessed"},
+		{"the same, to the Host of clients", 400, "Invalid host header", "", false, host, "dead host_rejected"},
+		{"Vite", 403, `<!DOCTYPE html>Blocked request. This host ("mcp.example.com") is not allowed.`, "", false, nil, "unknown host_guessed"},
+		{"the same, to the Host of clients", 403, `<!DOCTYPE html>Blocked request. This host ("mcp.example.com") is not allowed.`, "", false, host, "dead host_rejected"},
+		{"Cloudflare's wall", 403, "<!DOCTYPE html><html><head><title>Attention Required! | Cloudflare</title>", "", false, nil, "dead not_mcp"},
+		{"AWS API Gateway, no such route", 403, `{"message":"Missing Authentication Token"}`, "", false, nil, "dead not_mcp"},
+
+		{"Docker's API", 400, "Unsupported API version 1.24", "", false, nil, "dead not_mcp"},
+		{"a WebSocket server", 426, "Upgrade Required", "Upgrade: websocket", false, nil, "dead not_mcp"},
+		{"plain HTTP to a port of TLS", 400, "Client sent an HTTP request to an HTTPS server.", "", false, nil, "dead not_mcp"},
+		{"AWS API Gateway, the function failed", 500, `{"message":"Internal server error"}`, "", false, nil, "dead server_error"},
+		{"Envoy", 503, "upstream connect error or disconnect/reset before headers. reset reason: connection failure", "", false, nil, "dead gateway_error"},
+		{"Kong, no such route", 404, `{"message":"no Route matched with those values"}`, "", false, nil, "unknown endpoint_not_found"},
+		{"Next.js", 404, "Server action not found.", "", false, nil, "unknown endpoint_not_found"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			d := serveDepth(t, func(w http.ResponseWriter, a inquiry) {
+				if tt.behind && (a.method == "initialize" || a.session == "s-1") {
+					saySessions(nothing)(w, a)
+					return
+				}
+				if name, value, ok := strings.Cut(tt.header, ": "); ok {
+					w.Header().Set(name, value)
+				}
+				if strings.HasPrefix(tt.body, "{") {
+					w.Header().Set("Content-Type", "application/json")
+				}
+				w.WriteHeader(tt.status)
+				_, _ = io.WriteString(w, tt.body)
+			})
+			target := Target{URL: d.URL + "/mcp", Timeout: time.Second}
+			if tt.set != nil {
+				tt.set(&target)
+			}
+			p, err := NewProber(target, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := 1; i <= 2; i++ { // the second knows what the first has learned
+				r := p.Probe(context.Background())
+				if got := string(r.Verdict) + " " + string(r.Reason); got != tt.want {
+					t.Errorf("probe %d = %q, want %q\n%s", i, got, tt.want, trail(r))
+				}
+			}
+			p.Close(context.Background())
+			if opened, ended := d.count(func(a inquiry) bool { return a.method == "initialize" && tt.behind }),
+				d.count(func(a inquiry) bool { return a.verb == http.MethodDelete }); opened != ended {
+				t.Errorf("%d sessions opened, %d ended", opened, ended)
+			}
+		})
+	}
+}
+
+// A redirect is replayed once, at the same upstream, if its origin is that of the
+// question, as we see it or as clients do.
+func TestSameOrigin(t *testing.T) {
+	tests := []struct {
+		name, location, host string
+		want                 string
+	}{
+		{"a path", "/mcp/", "", "ready ok"},
+		{"a whole URL in capitals", "HTTP://$HOST/mcp/", "", "ready ok"},
+		{"the Host of clients", "http://mcp.example.com/mcp/", "mcp.example.com", "ready ok"},
+		{"with the port of the scheme", "http://mcp.example.com:80/mcp/", "mcp.example.com", "ready ok"},
+		{"TLS ends before us", "https://mcp.example.com/mcp/", "mcp.example.com", "ready ok"},
+		{"TLS is wanted of us", "https://mcp.example.com/mcp", "mcp.example.com", "unknown redirected"},
+		{"TLS, of a Host that nobody told us", "https://mcp.example.com/mcp/", "", "unknown redirected"},
+		{"another port", "http://mcp.example.com:8080/mcp/", "mcp.example.com", "unknown redirected"},
+		{"no place", "", "", "unknown redirected"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			d := serveDepth(t, func(w http.ResponseWriter, a inquiry) {
+				if a.path == "/mcp/" {
+					sayModern(nothing)(w, a)
+					return
+				}
+				w.Header()["Location"] = []string{strings.ReplaceAll(tt.location, "$HOST", a.host)}
+				w.WriteHeader(http.StatusTemporaryRedirect)
+			})
+			probeDepth(t, Target{URL: d.URL + "/mcp", Host: tt.host}, tt.want)
+		})
+	}
+}
+
+// Bitcoin Core has a ping as well, and answers null; Kodi says pong.
+func TestPingOfOthers(t *testing.T) {
+	for _, pong := range []string{"null", `"pong"`} {
+		d := serveDepth(t, func(w http.ResponseWriter, a inquiry) {
+			if a.method == "ping" {
+				answer200(w, a, `"result":`+pong)
+				return
+			}
+			answerWith(w, 404, a, unknownRPC)
+		})
+		probeDepth(t, Target{URL: d.URL}, "alive method_not_found")
+	}
+}
