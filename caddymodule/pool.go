@@ -24,17 +24,19 @@ const (
 	// restarts.
 	keepAfter = 5 * time.Minute
 
-	// maxProbes is how many probes the process runs at once: 512, so that ten
-	// thousand upstreams of which every tenth hangs for 5 s are still asked in time.
-	maxProbes = 512
-
 	// closeTimeout bounds how long an exiting process waits for its checkers to
 	// end their sessions.
 	closeTimeout = 3 * time.Second
 )
 
-// probeSlots is the semaphore that all checkers of the process share.
-var probeSlots = make(chan struct{}, maxProbes)
+// scheduler runs the probes of all checkers of the process.
+var scheduler = newScheduler()
+
+func newScheduler() *mcphealth.Scheduler {
+	s := mcphealth.NewScheduler(mcphealth.Limits{})
+	s.Watch = new(idleWatch).watch
+	return s
+}
 
 // checkers holds the checkers of all configurations of the process, so that
 // state survives a reload.
@@ -60,7 +62,7 @@ type question struct {
 
 // id is a short stable name of q which gives nothing of it away.
 func (q question) id() string {
-	q.Schedule.Limit = nil
+	q.Schedule.Scheduler = nil
 	target, err := json.Marshal(q.Target) // a map's order is fixed in JSON
 	if err != nil {
 		target = fmt.Appendf(nil, "%+v", q.Target) // cannot happen: all fields are plain
@@ -131,7 +133,7 @@ func (p *pool) acquire(q question, upstream string, owner *App, line func() *mcp
 	if err != nil {
 		return nil, err
 	}
-	q.Schedule.Limit = probeSlots
+	q.Schedule.Scheduler = scheduler
 	checker, err := mcphealth.NewChecker(prober, q.Schedule)
 	if err != nil {
 		return nil, err

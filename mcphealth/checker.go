@@ -26,8 +26,8 @@ const (
 	minGap = 10 * time.Millisecond
 )
 
-// A Checker keeps the state of one upstream: it probes on a schedule, counts the
-// verdicts, and hears from traffic. It holds no goroutine between probes. Tier,
+// A Checker keeps the state of one upstream: it probes when its Scheduler says so,
+// counts the verdicts, and hears from traffic. It holds no goroutine between probes. Tier,
 // Snapshot, Sent, Answered and Settled neither lock nor wait.
 type Checker struct {
 	p     *Prober
@@ -49,14 +49,17 @@ type Checker struct {
 	cancel context.CancelFunc
 
 	mu        sync.Mutex
-	timer     *time.Timer
+	turn      *turn
+	started   bool
 	closed    bool
+	last      time.Time // when the last probe began
 	paused    bool
 	drained   bool // Drain
 	running   bool
 	idle      *sync.Cond          // running became false
 	alarm     alarm               // why the next probe was brought forward
 	again     bool                // asked for while one was running
+	missed    bool                // was due while one was running, or its listeners were
 	doubt     map[alarm]time.Time // an alarm of this kind was false: none brings a probe before
 	skipped   int                 // intervals in a row that traffic stood in for
 	fresh     int                 // probes since the upstream went down, or none found out
@@ -84,6 +87,10 @@ func NewChecker(p *Prober, s Schedule) (*Checker, error) {
 	}
 	s = s.WithDefaults()
 	c := &Checker{p: p, sched: s, doubt: map[alarm]time.Time{}, onChange: map[int]func(Change){}, onResult: map[int]func(Result){}}
+	if c.sched.Scheduler == nil {
+		c.sched.Scheduler = NewScheduler(Limits{})
+	}
+	c.turn = newTurn(s.Interval, func() bool { return c.run() })
 	c.idle = sync.NewCond(&c.mu)
 	c.born = time.Now()
 	c.threshold = threshold{rise: s.Rise, fall: s.Fall, state: StateUnknown}
@@ -107,12 +114,27 @@ func (c *Checker) Start() {
 	if c.closed {
 		return
 	}
-	if c.timer == nil {
-		c.timer = time.AfterFunc(0, c.run)
-	} else if c.paused {
-		c.timer.Reset(0)
+	if !c.started || c.paused {
+		c.started, c.paused = true, false
+		c.due(c.share(c.sched.Floor))
 	}
-	c.paused = false
+}
+
+// due has the next probe after wait.
+func (c *Checker) due(wait time.Duration) {
+	at := time.Now().Add(wait)
+	s := c.Snapshot()
+	s.Next = at
+	c.snap.Store(s)
+	c.sched.Scheduler.set(c.turn, at)
+}
+
+// share is a random part of d.
+func (c *Checker) share(d time.Duration) time.Duration {
+	if d <= 0 {
+		return 0
+	}
+	return time.Duration(rand.Int63n(int64(d)))
 }
 
 // Pause stops probing and has the held session ended, in the background. What is
@@ -120,11 +142,11 @@ func (c *Checker) Start() {
 func (c *Checker) Pause() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed || c.timer == nil || c.paused {
+	if c.closed || !c.started || c.paused {
 		return
 	}
 	c.paused = true
-	c.timer.Stop()
+	c.sched.Scheduler.drop(c.turn)
 	go c.rest()
 }
 
@@ -207,9 +229,7 @@ func (c *Checker) Close() error {
 	first := !c.closed
 	c.closed = true
 	c.cancel()
-	if c.timer != nil {
-		c.timer.Stop()
-	}
+	c.sched.Scheduler.drop(c.turn)
 	for c.running {
 		c.idle.Wait()
 	}
@@ -225,61 +245,71 @@ func (c *Checker) Close() error {
 func (c *Checker) bringForward(why alarm) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed || c.paused || c.timer == nil {
+	if c.closed || c.paused || !c.started {
 		return
 	}
 	if c.running {
 		c.again, c.alarm = true, why
 		return
 	}
-	if c.hurry(c.patience(why)) {
+	if c.hurry(c.patience(why), why) {
 		c.alarm = why
 	}
 }
 
-// hurry has the next probe at the end of wait, if it is not due before.
-func (c *Checker) hurry(wait time.Duration) bool {
-	s := c.Snapshot()
-	if time.Until(s.Next) <= wait {
+// hurry has the next probe at the end of wait, if it is not due before. Where live
+// requests wait for what it finds, it goes before those of others that are late, unless
+// by more than an interval.
+func (c *Checker) hurry(wait time.Duration, why alarm) bool {
+	s, at := c.Snapshot(), time.Now().Add(wait)
+	sooner := s.Next.After(at)
+	urgent := wait <= 0 && why != ending
+	if !sooner && !urgent {
 		return false
 	}
-	s.Next = time.Now().Add(wait)
-	c.snap.Store(s)
-	c.timer.Reset(wait)
+	if sooner {
+		s.Next = at
+		c.snap.Store(s)
+	}
+	if urgent {
+		at = at.Add(-c.sched.Interval)
+	}
+	c.sched.Scheduler.hasten(c.turn, at)
 	return true
 }
 
-// patience is how long an alarm has to wait for its probe.
+// patience is how long an alarm has to wait for its probe. Under a floor, what many
+// edges notice in one instant has them ask one after the other.
 func (c *Checker) patience(why alarm) time.Duration {
-	return atLeast(time.Until(c.doubt[why]), 0)
+	wait := atLeast(time.Until(c.doubt[why]), 0)
+	if c.sched.Floor > 0 {
+		wait = atLeast(atLeast(c.share(c.sched.Floor), time.Until(c.last.Add(c.sched.Floor))), wait)
+	}
+	return wait
 }
 
-// run is one turn of the schedule. It is the timer's function: no two run at once.
-func (c *Checker) run() {
+// run is one turn of the schedule, and reports whether it took a probe. No two run
+// at once.
+func (c *Checker) run() bool {
 	c.mu.Lock()
 	if c.closed || c.paused || c.running {
+		c.missed = c.running
 		c.mu.Unlock()
-		return
+		return false
 	}
 	if c.alarm == none && c.trafficProves() {
 		c.skipped++
 		c.plan(time.Now(), c.pause())
 		c.mu.Unlock()
-		return
+		return false
 	}
-	why := c.alarm
+	why, start := c.alarm, time.Now()
 	c.running, c.again, c.alarm, c.skipped = true, false, none, 0
+	c.last = start
 	c.mu.Unlock()
 
-	if c.sched.Limit != nil {
-		c.sched.Limit <- struct{}{}
-	}
-	start := time.Now()
-	r := c.ask()
-	if c.sched.Limit != nil {
-		<-c.sched.Limit
-	}
-	c.conclude(r, start, why)
+	c.conclude(c.ask(), start, why)
+	return true
 }
 
 // ask probes; a bug in it is a result like any other and never a crash.
@@ -308,7 +338,7 @@ func (c *Checker) conclude(r Result, start time.Time, why alarm) {
 	if c.sched.NoWatch {
 		c.p.hangUpLine()
 	} else if r.Verdict.Vote() > 0 {
-		c.p.watch(func() { c.bringForward(ending) })
+		c.p.watch(c.sched.Scheduler.Watch, func() { c.bringForward(ending) })
 	}
 	for i := 0; i < len(results); i++ {
 		results[i](r)
@@ -319,9 +349,15 @@ func (c *Checker) conclude(r Result, start time.Time, why alarm) {
 
 	c.mu.Lock()
 	c.running = false
-	if c.again && !c.closed && !c.paused {
-		c.again = false
-		c.hurry(atLeast(c.patience(c.alarm), minGap))
+	again, missed := c.again, c.missed
+	c.again, c.missed = false, false
+	if c.closed || c.paused {
+		missed, again = false, false
+	}
+	if missed {
+		c.due(minGap)
+	} else if again {
+		c.hurry(atLeast(c.patience(c.alarm), minGap), c.alarm)
 	}
 	c.idle.Broadcast()
 	c.mu.Unlock()
@@ -445,16 +481,12 @@ func (c *Checker) backOff() time.Duration {
 	return atMostD(d, c.sched.Interval)
 }
 
-// plan sets the timer, counted from the start of the probe.
+// plan says when the next probe is due, counted from the start of this one.
 func (c *Checker) plan(start time.Time, pause time.Duration) {
-	next := start.Add(pause)
-	wait := atLeast(time.Until(next), minGap)
-	s := c.Snapshot()
-	s.Next = time.Now().Add(wait)
-	c.snap.Store(s)
-	if !c.closed && !c.paused {
-		c.timer.Reset(wait)
+	if c.closed || c.paused {
+		return
 	}
+	c.due(atLeast(time.Until(start.Add(atLeast(pause, c.sched.Floor))), minGap))
 }
 
 func (c *Checker) listeners() ([]func(Change), []func(Result)) {

@@ -284,6 +284,30 @@ func TestDownBacksOffToTheInterval(t *testing.T) {
 	})
 }
 
+// Listeners may take longer than the pause until the next probe, and a Start may come
+// while the probe that a Pause found is still running: neither ends the probing.
+func TestSlowListenersEndNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.idle(t, Schedule{})
+		c.OnResult(func(Result) { time.Sleep(3 * time.Second) })
+		c.Start()
+		time.Sleep(time.Minute)
+		b.kill() // confirmed after 50 ms, and again each second
+		time.Sleep(30 * time.Second)
+		wantState(t, c, Down, Refused)
+		b.set("modern")
+		time.Sleep(30 * time.Second)
+		wantState(t, c, Up, OK)
+		b.set("hang")
+		time.Sleep(10 * time.Second)
+		c.Pause()
+		c.Start()
+		time.Sleep(time.Minute)
+		wantState(t, c, Down, Timeout)
+	})
+}
+
 // A drain makes an upstream second choice, whatever the probes find meanwhile, and no
 // better than it is.
 func TestDrain(t *testing.T) {

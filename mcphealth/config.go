@@ -226,8 +226,13 @@ type Schedule struct {
 	// this share (0.5 = half), and at least 10 within an interval, report an internal
 	// error or a failed tool call (Erred). Default 0: never.
 	ErrorRate float64
-	// Limit, if set, is a semaphore shared by checkers: how many probe at once.
-	Limit chan struct{}
+	// Floor is the least time from one probe to the next, of whatever cause, and
+	// spreads what many edges notice in one instant over as long: a random share of it
+	// passes before the first probe, and before one that an alarm calls for. With it,
+	// n edges send one upstream at most n/Floor probes per second. Default 0: none.
+	Floor time.Duration
+	// Scheduler is what runs the probes; checkers share one. Default: one of its own.
+	Scheduler *Scheduler
 }
 
 // WithDefaults fills in what is not set.
@@ -260,6 +265,8 @@ func (s Schedule) Validate() error {
 		return fmt.Errorf("%w: interval %v: want at least %v", ErrSchedule, s.Interval, minInterval)
 	case s.Fast < 0 || (s.Fast > 0 && s.Fast < minInterval):
 		return fmt.Errorf("%w: fast %v: want at least %v", ErrSchedule, s.Fast, minInterval)
+	case s.Floor < 0:
+		return fmt.Errorf("%w: floor %v: want 0 or a positive duration", ErrSchedule, s.Floor)
 	case s.Fall < 0:
 		return fmt.Errorf("%w: fall %d: want 1 or more", ErrSchedule, s.Fall)
 	case s.Rise < 0:

@@ -551,7 +551,7 @@ func TestRequireAuthKeepsTheWatch(t *testing.T) {
 	defer p.Close(context.Background())
 	p.Probe(context.Background())
 	ended := make(chan bool, 1)
-	if !p.line.onEnd(func() { ended <- true }) {
+	if !p.line.watchIdle(nil, func() { ended <- true }) {
 		t.Fatal("nothing is watched after the probe")
 	}
 	d.CloseClientConnections()

@@ -89,34 +89,53 @@ func (l *Line) beside(req *http.Request) (*http.Response, error) {
 	return l.own.RoundTrip(req)
 }
 
+// hangUp closes what is open and has no use any more.
 func (l *Line) hangUp() {
-	l.onEnd(nil)
+	l.mu.Lock()
+	l.alarm = nil
+	w := l.conn
+	l.conn = nil
+	l.mu.Unlock()
+	if w != nil {
+		w.letGo()
+	}
 	if l.own != nil {
 		l.own.CloseIdleConnections()
 	}
 }
 
-// onEnd sets what is called when the open connection ends; nil disarms. Without
-// an open connection there is nothing to watch, and onEnd reports false.
-func (l *Line) onEnd(alarm func()) bool {
+// watchIdle takes the open connection from the transport, whose two goroutines and
+// buffers end with that, and has alarm called once when the other side ends it. by
+// does so if it can, a goroutine that reads otherwise. A connection that the
+// transport still has a use for stays there and is watched in its hands. Without an
+// open connection there is nothing to watch, and watchIdle reports false.
+func (l *Line) watchIdle(by func(c net.Conn, ended func()) (stop func()), alarm func()) bool {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.alarm = alarm
-	if l.conn == nil || l.conn.ended {
-		l.alarm = nil
+	w := l.conn
+	if w == nil || w.ended {
+		l.mu.Unlock()
+		return false
 	}
-	return l.alarm != nil
+	l.alarm = alarm
+	w.by = by
+	w.leaving = true
+	l.mu.Unlock()
+
+	l.own.CloseIdleConnections() // which ends in w.Close, if it is idle
+	l.mu.Lock()
+	w.leaving = false
+	l.mu.Unlock()
+	return true
 }
 
 // ended notes the end of w and raises the alarm if w is the one watched.
 func (l *Line) ended(w *watchedConn) {
 	l.mu.Lock()
 	w.ended = true
-	alarm := l.alarm
+	var alarm func()
 	if l.conn == w {
+		alarm = l.alarm
 		l.alarm = nil
-	} else {
-		alarm = nil
 	}
 	l.mu.Unlock()
 	if alarm != nil {
@@ -133,32 +152,182 @@ func (l *Line) watch(c net.Conn) net.Conn {
 	return conn
 }
 
-// watchedConn tells its line when the other side ends it: net/http keeps a Read
-// waiting on an idle connection. Written out, not embedded, for Yaegi.
+// watchedConn tells its line when the other side ends it. While a transport has it,
+// that is when a Read fails: net/http keeps one waiting on an idle connection. Once
+// taken from the transport it is a bare socket that nothing is written to, with
+// whatever protocol state there was (TLS, HTTP/2) gone. Written out, not embedded,
+// for Yaegi.
 type watchedConn struct {
-	c     net.Conn
-	l     *Line
-	ended bool // guarded by l.mu
+	c net.Conn
+	l *Line
+
+	// guarded by l.mu
+	ended   bool
+	leaving bool // the transport's next Close leaves it open
+	taken   bool // it was left open
+	gone    bool // closed by letGo
+	reading int  // Reads of the transport under way
+	by      func(c net.Conn, ended func()) (stop func())
+	stop    func()
 }
 
+// long ago, as a deadline, has a Read that waits return at once.
+var longAgo = time.Unix(1, 0)
+
 func (w *watchedConn) Read(b []byte) (int, error) {
+	w.l.mu.Lock()
+	if w.taken {
+		w.l.mu.Unlock()
+		return 0, net.ErrClosed
+	}
+	w.reading++
+	w.l.mu.Unlock()
 	n, err := w.c.Read(b)
-	if err != nil {
+	w.l.mu.Lock()
+	w.reading--
+	taken, last := w.taken, w.reading == 0
+	w.l.mu.Unlock()
+	switch {
+	case taken && last:
+		w.guard()
+		return 0, net.ErrClosed
+	case taken:
+		return 0, net.ErrClosed
+	case err != nil:
 		w.l.ended(w)
 	}
 	return n, err
 }
 
+// Close closes the connection, or has it taken from the transport that calls this.
 func (w *watchedConn) Close() error {
 	w.l.mu.Lock()
+	switch {
+	case w.taken:
+		w.l.mu.Unlock()
+		return nil
+	case w.leaving && !w.ended:
+		w.taken = true
+		reading := w.reading
+		w.l.mu.Unlock()
+		if reading == 0 {
+			w.guard()
+			return nil
+		}
+		return w.c.SetReadDeadline(longAgo) // the Read that ends by it goes on to guard
+	}
 	w.ended = true
 	w.l.mu.Unlock()
 	return w.c.Close()
 }
 
-func (w *watchedConn) Write(b []byte) (int, error)        { return w.c.Write(b) }
-func (w *watchedConn) LocalAddr() net.Addr                { return w.c.LocalAddr() }
-func (w *watchedConn) RemoteAddr() net.Addr               { return w.c.RemoteAddr() }
-func (w *watchedConn) SetDeadline(t time.Time) error      { return w.c.SetDeadline(t) }
-func (w *watchedConn) SetReadDeadline(t time.Time) error  { return w.c.SetReadDeadline(t) }
-func (w *watchedConn) SetWriteDeadline(t time.Time) error { return w.c.SetWriteDeadline(t) }
+// guard begins to watch the connection that was taken from its transport.
+func (w *watchedConn) guard() {
+	_ = w.c.SetDeadline(time.Time{})
+	w.l.mu.Lock()
+	gone, by := w.gone, w.by
+	w.l.mu.Unlock()
+	if gone {
+		return
+	}
+	var stop func()
+	if by != nil {
+		stop = by(w.c, func() { w.lost() })
+	}
+	if stop == nil {
+		go wait(w)
+		return
+	}
+	w.l.mu.Lock()
+	w.stop, gone = stop, w.gone
+	w.l.mu.Unlock()
+	if gone {
+		stop()
+	}
+}
+
+// wait reads until the other side ends the connection. What it may still send means
+// nothing here.
+func wait(w *watchedConn) {
+	b := make([]byte, 64)
+	for err := error(nil); err == nil; {
+		_, err = w.c.Read(b)
+	}
+	w.lost()
+}
+
+// lost is the end of a connection that was taken from its transport.
+func (w *watchedConn) lost() {
+	w.l.mu.Lock()
+	gone := w.gone
+	w.gone = true
+	w.l.mu.Unlock()
+	if !gone {
+		_ = w.c.Close()
+		w.l.ended(w)
+	}
+}
+
+// letGo closes a connection that was taken from its transport.
+func (w *watchedConn) letGo() {
+	w.l.mu.Lock()
+	mine := w.taken && !w.gone
+	if mine {
+		w.gone = true
+		w.ended = true
+	}
+	stop := w.stop
+	w.stop = nil
+	w.l.mu.Unlock()
+	if !mine {
+		return
+	}
+	if stop != nil {
+		stop()
+	}
+	_ = w.c.Close()
+}
+
+// Write writes, but not what a transport says on letting go of the connection, as
+// TLS does.
+func (w *watchedConn) Write(b []byte) (int, error) {
+	w.l.mu.Lock()
+	leaving := w.leaving || w.taken
+	w.l.mu.Unlock()
+	if leaving {
+		return len(b), nil
+	}
+	return w.c.Write(b)
+}
+
+// SetDeadline and its kin leave the deadlines of a connection that is being taken
+// alone: TLS sets one for its last words.
+func (w *watchedConn) SetDeadline(t time.Time) error {
+	if w.left() {
+		return nil
+	}
+	return w.c.SetDeadline(t)
+}
+
+func (w *watchedConn) SetReadDeadline(t time.Time) error {
+	if w.left() {
+		return nil
+	}
+	return w.c.SetReadDeadline(t)
+}
+
+func (w *watchedConn) SetWriteDeadline(t time.Time) error {
+	if w.left() {
+		return nil
+	}
+	return w.c.SetWriteDeadline(t)
+}
+
+func (w *watchedConn) left() bool {
+	w.l.mu.Lock()
+	defer w.l.mu.Unlock()
+	return w.leaving || w.taken
+}
+
+func (w *watchedConn) LocalAddr() net.Addr  { return w.c.LocalAddr() }
+func (w *watchedConn) RemoteAddr() net.Addr { return w.c.RemoteAddr() }

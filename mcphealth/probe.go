@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -509,11 +510,12 @@ func (p *Prober) Close(ctx context.Context) bool {
 	return p.closed
 }
 
-// watch has f called once when the connection of the last probe ends.
-func (p *Prober) watch(f func()) {
+// watch has ended called once when the connection of the last probe ends. by may be
+// nil; see Scheduler.Watch.
+func (p *Prober) watch(by func(c net.Conn, ended func()) (stop func()), ended func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.line.onEnd(f)
+	p.line.watchIdle(by, ended)
 }
 
 // hangUpLine closes the connection of the last probe.

@@ -27,14 +27,11 @@ var fleet struct {
 // reach the listener of its own checker: an interpreter that shares a variable
 // between closures, or a frame between goroutines, shows here.
 func StartFleet(url string, n, intervalMs, fastMs, timeoutMs int, limit int) string {
-	var slots chan struct{}
-	if limit > 0 {
-		slots = make(chan struct{}, limit)
-	}
+	scheduler := mcphealth.NewScheduler(mcphealth.Limits{AtOnce: limit})
 	fleet.checkers = make([]*mcphealth.Checker, n)
 	fleet.states, fleet.probes, fleet.mixed, fleet.stopping = make([]string, n), make([]int, n), nil, nil
 	for i := 0; i < n; i++ {
-		if err := join(i, fmt.Sprintf("%s/%d", url, i), mcphealth.Schedule{Limit: slots,
+		if err := join(i, fmt.Sprintf("%s/%d", url, i), mcphealth.Schedule{Scheduler: scheduler,
 			Interval: time.Duration(intervalMs) * time.Millisecond, Fast: time.Duration(fastMs) * time.Millisecond}, timeoutMs); err != nil {
 			return err.Error()
 		}
