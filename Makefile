@@ -69,9 +69,11 @@ bench: build bin/mcp-server ## the request path, ours and plain Caddy in one run
 	cd bench && go run . $(BENCHFLAGS)
 
 FUZZTIME := 30s
-fuzz: ## the readers of hostile input, FUZZTIME each
-	@for f in $$(grep -ho 'func Fuzz[A-Za-z0-9]*' mcphealth/*_test.go | cut -d' ' -f2); do \
-		go test ./mcphealth -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) || exit 1; done
+# Instrumenting all of Caddy takes minutes: in CI a test with random Caddyfiles does.
+FUZZED := mcphealth traefikplugin $(if $(CI),,caddymodule)
+fuzz: ## the readers of hostile input and of configuration, FUZZTIME each
+	@for p in $(FUZZED); do for f in $$(grep -ho 'func Fuzz[A-Za-z0-9]*' $$p/*_test.go | cut -d' ' -f2); do \
+		go test ./$$p -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) || exit 1; done; done
 
 flake: ## the scheduler tests 500 times, the core three times with the race detector
 	go test ./mcphealth -run 'Threshold|Interval|Watch|Traffic|Close|Hung|Alarm|Pause|ComesBack|RetryAfter|Listeners|Initial|ErrorRate|LearnedHost' -count=500

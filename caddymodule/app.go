@@ -8,6 +8,7 @@ package caddymodule
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"net/http"
@@ -111,7 +112,7 @@ func (a *App) Validate() error {
 			return fmt.Errorf("objective %v: %w", a.Objective, err)
 		}
 	}
-	return a.validate()
+	return errors.Join(a.validate(), a.contradictions())
 }
 
 // maxObjective is the highest objective: 0.99999. Above it, a single bad request

@@ -2,6 +2,7 @@ package caddymodule
 
 import (
 	"encoding/json"
+	"errors"
 	"strings"
 	"time"
 
@@ -137,6 +138,9 @@ func (p *proxyParser) split(d *caddyfile.Dispenser) (*caddyfile.Dispenser, error
 		if !taken {
 			rest = append(rest, segment...)
 		}
+	}
+	if err := atLine(d, errors.Join(p.guard.contradictions(), p.policy.contradictions())); err != nil {
+		return nil, err
 	}
 	if open {
 		rest = append(rest, d.Token()) // the closing brace

@@ -234,6 +234,9 @@ func (c Check) validate() error {
 	if c.Call != nil && c.Call.Tool == "" {
 		return fmt.Errorf("call: want the name of a tool")
 	}
+	if slices.Contains(c.ExpectTool, "") {
+		return fmt.Errorf("expect_tool: want the name of a tool")
+	}
 	for name := range c.Header {
 		if http.CanonicalHeaderKey(name) == "Host" {
 			return fmt.Errorf("header Host: use the option 'host'")
@@ -246,6 +249,38 @@ func (c Check) validate() error {
 		return fmt.Errorf("want a positive duration")
 	}
 	return c.schedule().Validate()
+}
+
+// contradictions refuses what cannot be meant together, though each by itself can.
+// Of values from two places (this check, and the app's defaults) the shorter interval
+// bounds fast without a word.
+func (c Check) contradictions() error {
+	switch {
+	case c.Interval > 0 && c.Fast > c.Interval:
+		return fmt.Errorf("fast %v is longer than interval %v: want at most that, since fast is how often an upstream in doubt is asked",
+			time.Duration(c.Fast), time.Duration(c.Interval))
+	case c.Timeout > 0 && c.SlowAfter >= c.Timeout:
+		return fmt.Errorf("slow_after %v can never be: after the timeout of %v an upstream counts as dead; want less, or a longer timeout",
+			time.Duration(c.SlowAfter), time.Duration(c.Timeout))
+	case c.Era == string(mcphealth.SSE) && c.Deep != nil && !*c.Deep:
+		return fmt.Errorf("era sse contradicts deep off: such a server is asked by a handshake in its own stream; leave one of them out")
+	}
+	return nil
+}
+
+// atLine says where in the Caddyfile err was found; nil stays nil.
+func atLine(d *caddyfile.Dispenser, err error) error {
+	if err == nil {
+		return nil
+	}
+	return d.WrapErr(err)
+}
+
+// whole refuses what cannot be meant once everything is filled in.
+func (c Check) whole() error {
+	c.Fast = 0 // of another place, maybe
+	c.Timeout = or(c.Timeout, caddy.Duration(mcphealth.DefaultTimeout))
+	return c.contradictions()
 }
 
 // options are the names that unmarshalOption knows, with their arguments.
@@ -422,5 +457,5 @@ func (c *Check) unmarshalBlock(d *caddyfile.Dispenser, extra func(name string) (
 			return err
 		}
 	}
-	return nil
+	return atLine(d, c.contradictions())
 }

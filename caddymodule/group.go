@@ -136,8 +136,11 @@ func newGroup(ctx caddy.Context, handler *reverseproxy.Handler, check Check) (*g
 	if err != nil {
 		return nil, err
 	}
+	if err := check.contradictions(); err != nil {
+		return nil, err
+	}
 	check = check.inherit(app.Check).resolved()
-	if err := check.validate(); err != nil {
+	if err := errors.Join(check.validate(), check.whole()); err != nil {
 		return nil, err
 	}
 	g := &group{

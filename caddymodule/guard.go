@@ -114,6 +114,9 @@ func (*Guard) CaddyModule() caddy.ModuleInfo {
 // Provision sets up the handler.
 func (g *Guard) Provision(ctx caddy.Context) error {
 	g.log = ctx.Logger()
+	if err := g.contradictions(); err != nil {
+		return err
+	}
 	g.hold = defaultHold
 	if g.Hold != nil {
 		g.hold = time.Duration(*g.Hold)
@@ -152,6 +155,14 @@ const (
 	onLost404 = "404"
 	onLost503 = "503"
 )
+
+// contradictions refuses what cannot be meant together.
+func (g *Guard) contradictions() error {
+	if g.Hold != nil && *g.Hold == 0 && g.HoldMax > 0 {
+		return fmt.Errorf("hold_max %d contradicts hold 0, with which no request waits: leave one of them out", g.HoldMax)
+	}
+	return nil
+}
 
 // Validate checks the settings.
 func (g *Guard) Validate() error {
@@ -547,7 +558,7 @@ func (g *Guard) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			return d.Errf("unrecognized option '%s'", d.Val())
 		}
 	}
-	return nil
+	return atLine(d, g.contradictions())
 }
 
 // guardOptions are the names that the guard knows.

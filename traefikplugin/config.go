@@ -138,7 +138,20 @@ func (c *Config) parse() (*settings, error) {
 	if err := c.parseSticky(s); err != nil {
 		return nil, err
 	}
-	return s, nil
+	return s, c.contradictions(s)
+}
+
+// contradictions refuses what cannot be meant together, though each by itself can.
+func (c *Config) contradictions(s *settings) error {
+	switch {
+	case s.hold == 0 && strings.TrimSpace(c.HoldMax) != "":
+		return bad("holdMax", c.HoldMax, "no value beside hold 0, with which no request waits")
+	case s.statusPath != "" && s.isMCP(s.statusPath):
+		return bad("statusPath", s.statusPath, "a path that is none of paths, whose requests go to the servers")
+	case s.mode == modeGate && len(s.upstreams) == 0:
+		return bad("mode", s.mode, "upstreams as well: a gate goes by their health")
+	}
+	return nil
 }
 
 func (c *Config) parseNumbers(s *settings) error {
@@ -230,6 +243,9 @@ func (c *Config) parseTarget(s *settings) error {
 	for k, v := range c.Headers {
 		if !isToken(k) || strings.ContainsAny(v, "\r\n\x00") {
 			return fmt.Errorf("%w: headers %q: want a header name with a value of one line", errConfig, k)
+		}
+		if http.CanonicalHeaderKey(k) == "Host" {
+			return fmt.Errorf("%w: headers %q: want it as the key host", errConfig, k)
 		}
 		if s.target.Header == nil {
 			s.target.Header = http.Header{}

@@ -55,7 +55,7 @@ func TestConfig(t *testing.T) {
 	}{
 		{"nothing", Config{}, ""},
 		{"all", Config{Mode: "gate", Paths: []string{"/a", "/b*"}, Upstreams: []string{"https://x:1/mcp"}, Interval: "1s", Timeout: "2", Fall: "3", Rise: "1",
-			Hold: "0", HoldMax: "9", AbsentAfter: "0", RetryAfter: "1m", StatusPath: "/s", Headers: map[string]string{"A": "b"}, AliveIf: "any_response",
+			Hold: "5s", HoldMax: "9", AbsentAfter: "0", RetryAfter: "1m", StatusPath: "/s", Headers: map[string]string{"A": "b"}, AliveIf: "any_response",
 			ExpectTools: []string{"t"}, Host: "mcp.example.com"}, ""},
 		{"unknown key", Config{Unknown: map[string]interface{}{"hodl": 1, "abc": 2}}, "unknown key abc, hodl"},
 		{"mode", Config{Mode: "x"}, `mode "x": want auto, health, fallback or gate`},
