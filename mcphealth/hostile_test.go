@@ -1,7 +1,6 @@
 package mcphealth
 
 import (
-	"bufio"
 	"bytes"
 	"compress/gzip"
 	"context"
@@ -16,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/mcphealth/mcphealth/internal/mcpfake"
 )
 
 const (
@@ -38,176 +39,188 @@ const otherAnswer = `{"jsonrpc":"2.0","id":1,"result":{"supportedVersions":["202
 var hostiles = []struct {
 	name string
 	want string // verdict and reason
-	do   func(*socket)
+	do   func(*mcpfake.Socket)
 }{
 	// Too much.
-	{"endless headers", "dead not_mcp", func(s *socket) { s.say(okJSON); s.forever("X-Bomb: " + strings.Repeat("a", 4000) + "\r\n") }},
-	{"one endless header", "dead not_mcp", func(s *socket) { s.say(okJSON + "X-Bomb: "); s.forever(strings.Repeat("a", 4096)) }},
-	{"endless 1xx answers", "dead not_mcp", func(s *socket) { s.forever("HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n") }},
-	{"endless comments", "dead not_mcp", func(s *socket) { s.say(okSSE + "\r\n"); s.forever(": keep-alive\n\n") }},
-	{"endless event", "dead not_mcp", func(s *socket) { s.say(okSSE + "\r\n"); s.forever("data: more\n") }},
-	{"endless event line", "dead not_mcp", func(s *socket) { s.say(okSSE + "\r\ndata: "); s.forever(strings.Repeat("a", 4096)) }},
-	{"endless JSON string", "dead not_mcp", func(s *socket) {
-		s.say(okJSON + "\r\n" + `{"jsonrpc":"2.0","id":$ID,"result":{"a":"`)
-		s.forever(strings.Repeat("a", 4096))
+	{"endless headers", "dead not_mcp", func(s *mcpfake.Socket) { s.Say(okJSON); s.Forever("X-Bomb: " + strings.Repeat("a", 4000) + "\r\n") }},
+	{"one endless header", "dead not_mcp", func(s *mcpfake.Socket) { s.Say(okJSON + "X-Bomb: "); s.Forever(strings.Repeat("a", 4096)) }},
+	{"endless 1xx answers", "dead not_mcp", func(s *mcpfake.Socket) { s.Forever("HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n") }},
+	{"endless comments", "dead not_mcp", func(s *mcpfake.Socket) { s.Say(okSSE + "\r\n"); s.Forever(": keep-alive\n\n") }},
+	{"endless event", "dead not_mcp", func(s *mcpfake.Socket) { s.Say(okSSE + "\r\n"); s.Forever("data: more\n") }},
+	{"endless event line", "dead not_mcp", func(s *mcpfake.Socket) { s.Say(okSSE + "\r\ndata: "); s.Forever(strings.Repeat("a", 4096)) }},
+	{"endless JSON string", "dead not_mcp", func(s *mcpfake.Socket) {
+		s.Say(okJSON + "\r\n" + `{"jsonrpc":"2.0","id":$ID,"result":{"a":"`)
+		s.Forever(strings.Repeat("a", 4096))
 	}},
-	{"endless JSON nesting", "dead not_mcp", func(s *socket) { s.say(okJSON + "\r\n"); s.forever(strings.Repeat("[", 4096)) }},
-	{"endless white space", "dead not_mcp", func(s *socket) { s.say(okJSON + "\r\n"); s.forever(strings.Repeat(" ", 4096)) }},
-	{"endless white space of no type", "dead not_mcp", func(s *socket) { s.say("HTTP/1.1 200 OK\r\n\r\n"); s.forever(strings.Repeat("\n", 4096)) }},
-	{"endless HTML", "dead not_mcp", func(s *socket) {
-		s.say("HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n")
-		s.forever("<p>and so on")
+	{"endless JSON nesting", "dead not_mcp", func(s *mcpfake.Socket) { s.Say(okJSON + "\r\n"); s.Forever(strings.Repeat("[", 4096)) }},
+	{"endless white space", "dead not_mcp", func(s *mcpfake.Socket) { s.Say(okJSON + "\r\n"); s.Forever(strings.Repeat(" ", 4096)) }},
+	{"endless white space of no type", "dead not_mcp", func(s *mcpfake.Socket) { s.Say("HTTP/1.1 200 OK\r\n\r\n"); s.Forever(strings.Repeat("\n", 4096)) }},
+	{"endless HTML", "dead not_mcp", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n")
+		s.Forever("<p>and so on")
 	}},
-	{"endless text", "dead not_mcp", func(s *socket) { s.say("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n"); s.forever("and so on ") }},
-	{"1 GiB of JSON", "dead not_mcp", func(s *socket) {
-		s.say(okJSON + "Content-Length: 1073741824\r\n\r\n[")
-		s.forever(`{"jsonrpc":"2.0","id":"another","result":{}},`)
+	{"endless text", "dead not_mcp", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
+		s.Forever("and so on ")
 	}},
-	{"gzip bomb", "dead not_mcp", func(s *socket) {
-		s.say(okJSON + "Content-Encoding: gzip\r\n\r\n")
-		s.write(bomb)
+	{"1 GiB of JSON", "dead not_mcp", func(s *mcpfake.Socket) {
+		s.Say(okJSON + "Content-Length: 1073741824\r\n\r\n[")
+		s.Forever(`{"jsonrpc":"2.0","id":"another","result":{}},`)
 	}},
-	{"gzip bomb as an event", "dead not_mcp", func(s *socket) {
-		s.say(okSSE + "Content-Encoding: gzip\r\n\r\n")
-		s.write(bomb)
+	{"gzip bomb", "dead not_mcp", func(s *mcpfake.Socket) {
+		s.Say(okJSON + "Content-Encoding: gzip\r\n\r\n")
+		s.Send(bomb)
 	}},
-	{"endless chunk extension", "dead not_mcp", func(s *socket) {
-		s.say(okJSON + "Transfer-Encoding: chunked\r\n\r\n1;")
-		s.forever(strings.Repeat("x", 4096))
+	{"gzip bomb as an event", "dead not_mcp", func(s *mcpfake.Socket) {
+		s.Say(okSSE + "Content-Encoding: gzip\r\n\r\n")
+		s.Send(bomb)
 	}},
-	{"an answer, then no end", "ready ok", func(s *socket) { s.say(okJSON + "\r\n" + discovered); s.forever(strings.Repeat(" ", 4096)) }},
-	{"an event, then no end", "ready ok", func(s *socket) { s.say(okSSE + "\r\ndata: " + discovered + "\n\n"); s.forever(": keep-alive\n\n") }},
+	{"endless chunk extension", "dead not_mcp", func(s *mcpfake.Socket) {
+		s.Say(okJSON + "Transfer-Encoding: chunked\r\n\r\n1;")
+		s.Forever(strings.Repeat("x", 4096))
+	}},
+	{"an answer, then no end", "ready ok", func(s *mcpfake.Socket) { s.Say(okJSON + "\r\n" + discovered); s.Forever(strings.Repeat(" ", 4096)) }},
+	{"an event, then no end", "ready ok", func(s *mcpfake.Socket) {
+		s.Say(okSSE + "\r\ndata: " + discovered + "\n\n")
+		s.Forever(": keep-alive\n\n")
+	}},
 
 	// Too slow.
-	{"silence", "dead timeout", func(s *socket) { s.hang() }},
-	{"a status line, then silence", "dead timeout", func(s *socket) { s.say("HTTP/1.1 200 OK\r\n"); s.hang() }},
-	{"headers a byte at a time", "dead timeout", func(s *socket) { s.drip(okJSON + "\r\n" + discovered) }},
-	{"headers, then silence", "dead stalled", func(s *socket) { s.say(okJSON + "Content-Length: 100\r\n\r\n"); s.hang() }},
-	{"JSON a byte at a time", "dead stalled", func(s *socket) { s.say(okJSON + "\r\n"); s.drip(discovered) }},
-	{"an event a byte at a time", "dead stalled", func(s *socket) { s.say(okSSE + "\r\n"); s.drip("data: " + discovered + "\n\n") }},
-	{"comments now and then", "dead stalled", func(s *socket) { s.say(okSSE + "\r\n"); s.drip(strings.Repeat(":\n", 1000)) }},
-	{"half an answer, then silence", "dead stalled", func(s *socket) { s.say(okJSON + "\r\n" + `{"jsonrpc":"2.0","id":$ID,`); s.hang() }},
+	{"silence", "dead timeout", func(s *mcpfake.Socket) { s.Hang() }},
+	{"a status line, then silence", "dead timeout", func(s *mcpfake.Socket) { s.Say("HTTP/1.1 200 OK\r\n"); s.Hang() }},
+	{"headers a byte at a time", "dead timeout", func(s *mcpfake.Socket) { s.Drip(okJSON + "\r\n" + discovered) }},
+	{"headers, then silence", "dead stalled", func(s *mcpfake.Socket) { s.Say(okJSON + "Content-Length: 100\r\n\r\n"); s.Hang() }},
+	{"JSON a byte at a time", "dead stalled", func(s *mcpfake.Socket) { s.Say(okJSON + "\r\n"); s.Drip(discovered) }},
+	{"an event a byte at a time", "dead stalled", func(s *mcpfake.Socket) { s.Say(okSSE + "\r\n"); s.Drip("data: " + discovered + "\n\n") }},
+	{"comments now and then", "dead stalled", func(s *mcpfake.Socket) { s.Say(okSSE + "\r\n"); s.Drip(strings.Repeat(":\n", 1000)) }},
+	{"half an answer, then silence", "dead stalled", func(s *mcpfake.Socket) { s.Say(okJSON + "\r\n" + `{"jsonrpc":"2.0","id":$ID,`); s.Hang() }},
 
 	// Not for us.
-	{"another's answer", "dead not_mcp", func(s *socket) { s.say(okJSON + "\r\n" + otherAnswer) }},
-	{"others' answers for ever", "dead not_mcp", func(s *socket) { s.say(okSSE + "\r\n"); s.forever("data: " + otherAnswer + "\n\n") }},
-	{"others' answers now and then", "dead stalled", func(s *socket) {
-		s.say(okSSE + "\r\n")
-		for s.say("data: " + otherAnswer + "\n\n") {
+	{"another's answer", "dead not_mcp", func(s *mcpfake.Socket) { s.Say(okJSON + "\r\n" + otherAnswer) }},
+	{"others' answers for ever", "dead not_mcp", func(s *mcpfake.Socket) { s.Say(okSSE + "\r\n"); s.Forever("data: " + otherAnswer + "\n\n") }},
+	{"others' answers now and then", "dead stalled", func(s *mcpfake.Socket) {
+		s.Say(okSSE + "\r\n")
+		for s.Say("data: " + otherAnswer + "\n\n") {
 			time.Sleep(50 * time.Millisecond)
 		}
 	}},
-	{"302 to another origin", "unknown redirected", func(s *socket) {
-		s.say("HTTP/1.1 302 Found\r\nLocation: http://trap.example/mcp\r\nContent-Length: 0\r\n\r\n")
+	{"302 to another origin", "unknown redirected", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 302 Found\r\nLocation: http://trap.example/mcp\r\nContent-Length: 0\r\n\r\n")
 	}},
-	{"307 to another origin", "unknown redirected", func(s *socket) {
-		s.say("HTTP/1.1 307 Temporary Redirect\r\nLocation: http://trap.example/mcp\r\nContent-Length: 0\r\n\r\n")
+	{"307 to another origin", "unknown redirected", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 307 Temporary Redirect\r\nLocation: http://trap.example/mcp\r\nContent-Length: 0\r\n\r\n")
 	}},
-	{"307 to another port", "unknown redirected", func(s *socket) {
-		s.say("HTTP/1.1 307 Temporary Redirect\r\nLocation: http://127.0.0.1:1/mcp\r\nContent-Length: 0\r\n\r\n")
+	{"307 to another port", "unknown redirected", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 307 Temporary Redirect\r\nLocation: http://127.0.0.1:1/mcp\r\nContent-Length: 0\r\n\r\n")
 	}},
-	{"308 to the cloud's metadata", "unknown redirected", func(s *socket) {
-		s.say("HTTP/1.1 308 Permanent Redirect\r\nLocation: http://169.254.169.254/latest/meta-data\r\nContent-Length: 0\r\n\r\n")
+	{"308 to the cloud's metadata", "unknown redirected", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 308 Permanent Redirect\r\nLocation: http://169.254.169.254/latest/meta-data\r\nContent-Length: 0\r\n\r\n")
 	}},
-	{"307 to another scheme", "unknown redirected", func(s *socket) {
-		s.say("HTTP/1.1 307 Temporary Redirect\r\nLocation: file:///etc/passwd\r\nContent-Length: 0\r\n\r\n")
+	{"307 to another scheme", "unknown redirected", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 307 Temporary Redirect\r\nLocation: file:///etc/passwd\r\nContent-Length: 0\r\n\r\n")
 	}},
-	{"307 to itself", "unknown redirected", func(s *socket) {
-		s.say("HTTP/1.1 307 Temporary Redirect\r\nLocation: /mcp\r\nContent-Length: 0\r\n\r\n")
+	{"307 to itself", "unknown redirected", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 307 Temporary Redirect\r\nLocation: /mcp\r\nContent-Length: 0\r\n\r\n")
 	}},
-	{"307 to no place", "unknown redirected", func(s *socket) {
-		s.say("HTTP/1.1 307 Temporary Redirect\r\nLocation: ://\r\nContent-Length: 0\r\n\r\n")
+	{"307 to no place", "unknown redirected", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 307 Temporary Redirect\r\nLocation: ://\r\nContent-Length: 0\r\n\r\n")
 	}},
 
 	// Odd, and clients read it; or they do not.
-	{"a byte order mark", "ready ok", func(s *socket) { s.say(okJSON + "\r\n" + byteOrderMark + discovered) }},
-	{"a byte order mark, no type", "ready ok", func(s *socket) { s.say("HTTP/1.1 200 OK\r\n\r\n" + byteOrderMark + discovered) }},
-	{"an id with escapes", "ready ok", func(s *socket) {
-		s.id = strings.ReplaceAll(s.id, "-", `\u002d`)
-		s.say(okJSON + "\r\n" + discovered)
+	{"a byte order mark", "ready ok", func(s *mcpfake.Socket) { s.Say(okJSON + "\r\n" + byteOrderMark + discovered) }},
+	{"a byte order mark, no type", "ready ok", func(s *mcpfake.Socket) { s.Say("HTTP/1.1 200 OK\r\n\r\n" + byteOrderMark + discovered) }},
+	{"an id with escapes", "ready ok", func(s *mcpfake.Socket) {
+		s.ID = strings.ReplaceAll(s.ID, "-", `\u002d`)
+		s.Say(okJSON + "\r\n" + discovered)
 	}},
-	{"a batch as an event", "ready ok", func(s *socket) {
-		s.say(okSSE + "\r\ndata: [" + `{"jsonrpc":"2.0","method":"notifications/progress"},` + discovered + "]\n\n")
+	{"a batch as an event", "ready ok", func(s *mcpfake.Socket) {
+		s.Say(okSSE + "\r\ndata: [" + `{"jsonrpc":"2.0","method":"notifications/progress"},` + discovered + "]\n\n")
 	}},
-	{"a stream of a type that nobody can read", "ready ok", func(s *socket) {
-		s.say("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream, text/event-stream\r\n\r\nretry: 10\n\nid: 1\ndata: " + discovered + "\n\n")
+	{"a stream of a type that nobody can read", "ready ok", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream, text/event-stream\r\n\r\nretry: 10\n\nid: 1\ndata: " + discovered + "\n\n")
 	}},
-	{"a stream of no type, with a byte order mark", "ready ok", func(s *socket) {
-		s.say("HTTP/1.1 200 OK\r\n\r\n" + byteOrderMark + "id: 1\ndata: " + discovered + "\n\n")
+	{"a stream of no type, with a byte order mark", "ready ok", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 200 OK\r\n\r\n" + byteOrderMark + "id: 1\ndata: " + discovered + "\n\n")
 	}},
-	{"a CR and its LF in two packets", "ready ok", func(s *socket) {
-		s.say(okSSE + "\r\ndata: " + discovered + "\r")
+	{"a CR and its LF in two packets", "ready ok", func(s *mcpfake.Socket) {
+		s.Say(okSSE + "\r\ndata: " + discovered + "\r")
 		time.Sleep(20 * time.Millisecond)
-		s.say("\n\r")
+		s.Say("\n\r")
 		time.Sleep(20 * time.Millisecond)
-		s.say("\n")
+		s.Say("\n")
 	}},
-	{"trailers, a character in two chunks", "ready ok", func(s *socket) {
-		s.say(okSSE + "Transfer-Encoding: chunked\r\nTrailer: X-A\r\n\r\n")
+	{"trailers, a character in two chunks", "ready ok", func(s *mcpfake.Socket) {
+		s.Say(okSSE + "Transfer-Encoding: chunked\r\nTrailer: X-A\r\n\r\n")
 		for _, part := range []string{"data: {\"x\":\"\xe2\x82", "\xac\"," + discovered[1:] + "\n\n"} {
-			part = strings.ReplaceAll(part, "$ID", s.id)
-			s.say(fmt.Sprintf("%x\r\n%s\r\n", len(part), part))
+			part = strings.ReplaceAll(part, "$ID", s.ID)
+			s.Say(fmt.Sprintf("%x\r\n%s\r\n", len(part), part))
 		}
-		s.say("0\r\nX-A: b\r\n\r\n")
+		s.Say("0\r\nX-A: b\r\n\r\n")
 	}},
-	{"hints, and 100 unasked", "ready ok", func(s *socket) {
-		s.say("HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + okJSON + "\r\n" + discovered)
+	{"hints, and 100 unasked", "ready ok", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + okJSON + "\r\n" + discovered)
 	}},
-	{"a length that never comes", "ready ok", func(s *socket) { s.say(okJSON + "Content-Length: 4000\r\n\r\n" + discovered) }},
-	{"an event of another name", "dead not_mcp", func(s *socket) { s.say(okSSE + "\r\nevent: response\ndata: " + discovered + "\n\n") }},
-	{"members in Pascal's case", "dead not_mcp", func(s *socket) {
-		s.say(okJSON + "\r\n" + `{"JsonRpc":"2.0","Id":$ID,"Result":{"supportedVersions":["2026-07-28"],"capabilities":{}}}`)
+	{"a length that never comes", "ready ok", func(s *mcpfake.Socket) { s.Say(okJSON + "Content-Length: 4000\r\n\r\n" + discovered) }},
+	{"an event of another name", "dead not_mcp", func(s *mcpfake.Socket) { s.Say(okSSE + "\r\nevent: response\ndata: " + discovered + "\n\n") }},
+	{"members in Pascal's case", "dead not_mcp", func(s *mcpfake.Socket) {
+		s.Say(okJSON + "\r\n" + `{"JsonRpc":"2.0","Id":$ID,"Result":{"supportedVersions":["2026-07-28"],"capabilities":{}}}`)
 	}},
-	{"JSON-RPC in a page", "dead not_mcp", func(s *socket) {
-		s.say("HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + discovered)
+	{"JSON-RPC in a page", "dead not_mcp", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + discovered)
 	}},
-	{"304 from a cache", "dead not_mcp", func(s *socket) { s.say("HTTP/1.1 304 Not Modified\r\n\r\n") }},
-	{"an endless page of a 403", "dead not_mcp", func(s *socket) {
-		s.say("HTTP/1.1 403 Forbidden\r\nContent-Type: text/html\r\n\r\n")
-		s.forever("<p>and so on")
+	{"304 from a cache", "dead not_mcp", func(s *mcpfake.Socket) { s.Say("HTTP/1.1 304 Not Modified\r\n\r\n") }},
+	{"an endless page of a 403", "dead not_mcp", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 403 Forbidden\r\nContent-Type: text/html\r\n\r\n")
+		s.Forever("<p>and so on")
 	}},
 
 	// Broken.
-	{"line noise", "dead not_mcp", func(s *socket) { s.say("\x00\x01\x02 not HTTP \xff\xfe\r\n\r\n") }},
-	{"another protocol", "dead not_mcp", func(s *socket) { s.say("SSH-2.0-OpenSSH_9.6\r\n") }},
-	{"HTTP/2 frames", "dead not_mcp", func(s *socket) { s.say("\x00\x00\x12\x04\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00\x80\r\n") }},
-	{"two lengths", "dead not_mcp", func(s *socket) { s.say(okJSON + "Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}") }},
-	{"a negative length", "dead not_mcp", func(s *socket) { s.say(okJSON + "Content-Length: -1\r\n\r\n{}") }},
-	{"a header without a colon", "dead not_mcp", func(s *socket) { s.say("HTTP/1.1 200 OK\r\nnonsense\r\n\r\n") }},
-	{"an unknown transfer encoding", "dead not_mcp", func(s *socket) { s.say(okJSON + "Transfer-Encoding: hop\r\n\r\n{}") }},
-	{"truncated JSON", "dead not_mcp", func(s *socket) { s.say(okJSON + "Content-Length: 400\r\n\r\n" + `{"jsonrpc":"2.0","id":$ID,"res`) }},
-	{"truncated event", "dead not_mcp", func(s *socket) { s.say(okSSE + "\r\ndata: " + discovered) }},
-	{"truncated chunk", "dead not_mcp", func(s *socket) {
-		s.say(okJSON + "Transfer-Encoding: chunked\r\n\r\n400\r\n" + `{"jsonrpc":"2.0","id":$ID,"res`)
+	{"line noise", "dead not_mcp", func(s *mcpfake.Socket) { s.Say("\x00\x01\x02 not HTTP \xff\xfe\r\n\r\n") }},
+	{"another protocol", "dead not_mcp", func(s *mcpfake.Socket) { s.Say("SSH-2.0-OpenSSH_9.6\r\n") }},
+	{"HTTP/2 frames", "dead not_mcp", func(s *mcpfake.Socket) { s.Say("\x00\x00\x12\x04\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00\x80\r\n") }},
+	{"two lengths", "dead not_mcp", func(s *mcpfake.Socket) { s.Say(okJSON + "Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}") }},
+	{"a negative length", "dead not_mcp", func(s *mcpfake.Socket) { s.Say(okJSON + "Content-Length: -1\r\n\r\n{}") }},
+	{"a header without a colon", "dead not_mcp", func(s *mcpfake.Socket) { s.Say("HTTP/1.1 200 OK\r\nnonsense\r\n\r\n") }},
+	{"an unknown transfer encoding", "dead not_mcp", func(s *mcpfake.Socket) { s.Say(okJSON + "Transfer-Encoding: hop\r\n\r\n{}") }},
+	{"truncated JSON", "dead not_mcp", func(s *mcpfake.Socket) {
+		s.Say(okJSON + "Content-Length: 400\r\n\r\n" + `{"jsonrpc":"2.0","id":$ID,"res`)
 	}},
-	{"chunked garbage", "dead not_mcp", func(s *socket) { s.say(okJSON + "Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n") }},
-	{"gzip garbage", "dead not_mcp", func(s *socket) { s.say(okJSON + "Content-Encoding: gzip\r\nContent-Length: 11\r\n\r\nnot gzipped") }},
-	{"gzip of garbage", "dead not_mcp", func(s *socket) {
-		s.say(okJSON + "Content-Encoding: gzip\r\n\r\n")
-		s.write(append(append([]byte(nil), bomb[:10]...), "\xff\xff\xff\xff not deflated"...))
+	{"truncated event", "dead not_mcp", func(s *mcpfake.Socket) { s.Say(okSSE + "\r\ndata: " + discovered) }},
+	{"truncated chunk", "dead not_mcp", func(s *mcpfake.Socket) {
+		s.Say(okJSON + "Transfer-Encoding: chunked\r\n\r\n400\r\n" + `{"jsonrpc":"2.0","id":$ID,"res`)
 	}},
-	{"an encoding that nobody asked for", "dead not_mcp", func(s *socket) { s.say(okJSON + "Content-Encoding: br\r\nContent-Length: 4\r\n\r\n\x0b\x01\x80{") }},
-	{"gzip cut off", "dead not_mcp", func(s *socket) {
-		s.say(okJSON + "Content-Encoding: gzip\r\n\r\n")
-		s.write(bomb[:40])
+	{"chunked garbage", "dead not_mcp", func(s *mcpfake.Socket) { s.Say(okJSON + "Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n") }},
+	{"gzip garbage", "dead not_mcp", func(s *mcpfake.Socket) {
+		s.Say(okJSON + "Content-Encoding: gzip\r\nContent-Length: 11\r\n\r\nnot gzipped")
 	}},
-	{"101 to nowhere", "dead not_mcp", func(s *socket) {
-		s.say("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
+	{"gzip of garbage", "dead not_mcp", func(s *mcpfake.Socket) {
+		s.Say(okJSON + "Content-Encoding: gzip\r\n\r\n")
+		s.Send(append(append([]byte(nil), bomb[:10]...), "\xff\xff\xff\xff not deflated"...))
 	}},
-	{"an array of nothing", "dead not_mcp", func(s *socket) { s.say(okJSON + "\r\n[null,[],{},1,\"a\"]") }},
-	{"no UTF-8", "dead not_mcp", func(s *socket) { s.say(okJSON + "\r\n{\"jsonrpc\":\"2.0\",\"id\":\"\xff\xfe\",\"result\":{}}") }},
+	{"an encoding that nobody asked for", "dead not_mcp", func(s *mcpfake.Socket) {
+		s.Say(okJSON + "Content-Encoding: br\r\nContent-Length: 4\r\n\r\n\x0b\x01\x80{")
+	}},
+	{"gzip cut off", "dead not_mcp", func(s *mcpfake.Socket) {
+		s.Say(okJSON + "Content-Encoding: gzip\r\n\r\n")
+		s.Send(bomb[:40])
+	}},
+	{"101 to nowhere", "dead not_mcp", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
+	}},
+	{"an array of nothing", "dead not_mcp", func(s *mcpfake.Socket) { s.Say(okJSON + "\r\n[null,[],{},1,\"a\"]") }},
+	{"no UTF-8", "dead not_mcp", func(s *mcpfake.Socket) { s.Say(okJSON + "\r\n{\"jsonrpc\":\"2.0\",\"id\":\"\xff\xfe\",\"result\":{}}") }},
 	// Other JSON-RPC services have a ping as well: Bitcoin Core answers null.
-	{"results that are none of MCP's", "dead not_mcp", func(s *socket) { s.say(okJSON + "\r\n" + `{"jsonrpc":"2.0","id":$ID,"result":"all is well"}`) }},
+	{"results that are none of MCP's", "dead not_mcp", func(s *mcpfake.Socket) { s.Say(okJSON + "\r\n" + `{"jsonrpc":"2.0","id":$ID,"result":"all is well"}`) }},
 
 	// Gone.
-	{"closed before a byte", "dead reset", func(*socket) {}},
-	{"closed in the status line", "dead not_mcp", func(s *socket) { s.say("HTTP/1.1 2") }},
-	{"closed in the headers", "dead not_mcp", func(s *socket) { s.say("HTTP/1.1 200 OK\r\nContent-") }},
-	{"reset before a byte", "dead reset", func(s *socket) { s.reset() }},
-	{"reset after the headers", "dead reset", func(s *socket) {
-		s.say(okJSON + "Content-Length: 400\r\n\r\n{")
+	{"closed before a byte", "dead reset", func(*mcpfake.Socket) {}},
+	{"closed in the status line", "dead not_mcp", func(s *mcpfake.Socket) { s.Say("HTTP/1.1 2") }},
+	{"closed in the headers", "dead not_mcp", func(s *mcpfake.Socket) { s.Say("HTTP/1.1 200 OK\r\nContent-") }},
+	{"reset before a byte", "dead reset", func(s *mcpfake.Socket) { s.Reset() }},
+	{"reset after the headers", "dead reset", func(s *mcpfake.Socket) {
+		s.Say(okJSON + "Content-Length: 400\r\n\r\n{")
 		time.Sleep(20 * time.Millisecond) // a reset overtakes what is not read yet
-		s.reset()
+		s.Reset()
 	}},
 }
 
@@ -242,7 +255,7 @@ func TestHostile(t *testing.T) {
 			r := p.Probe(context.Background())
 			live := peak()
 			p.Close(context.Background())
-			s.stop()
+			s.Stop()
 
 			if got := string(r.Verdict) + " " + string(r.Reason); got != h.want {
 				t.Errorf("Probe = %q, want %q\n%s", got, h.want, trail(r))
@@ -269,10 +282,10 @@ func TestHostile(t *testing.T) {
 }
 
 // liveOf is the heap that one more probe of such an upstream holds.
-func liveOf(t *testing.T, do func(*socket)) int64 {
+func liveOf(t *testing.T, do func(*mcpfake.Socket)) int64 {
 	t.Helper()
 	s := listenHostile(t, do)
-	defer s.stop()
+	defer s.Stop()
 	p, err := NewProber(Target{URL: "http://" + s.Addr().String() + "/mcp", Timeout: hostileTimeout}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -350,94 +363,11 @@ func (d *dialLog) except(addr string) (others []string) {
 	return others
 }
 
-// hostileServer answers every request on its socket by one function.
-type hostileServer struct {
-	net.Listener
-	done sync.WaitGroup
-	mu   sync.Mutex
-	open []net.Conn
-}
-
-func listenHostile(t testing.TB, do func(*socket)) *hostileServer {
+func listenHostile(t testing.TB, do func(*mcpfake.Socket)) *mcpfake.Hostile {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	h, err := mcpfake.Misbehave(do)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &hostileServer{Listener: l}
-	s.done.Add(1)
-	go func() {
-		defer s.done.Done()
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			s.mu.Lock()
-			s.open = append(s.open, c)
-			s.mu.Unlock()
-			s.done.Add(1)
-			go func() {
-				defer s.done.Done()
-				defer c.Close()
-				if sock := readQuestion(c); sock != nil {
-					do(sock)
-				}
-			}()
-		}
-	}()
-	return s
-}
-
-func (s *hostileServer) stop() {
-	_ = s.Close()
-	s.mu.Lock()
-	for _, c := range s.open {
-		_ = c.Close()
-	}
-	s.mu.Unlock()
-	s.done.Wait()
-}
-
-// socket is one connection to answer on, after a request has been read.
-type socket struct {
-	net.Conn
-	id string // of the question, quoted
-}
-
-func readQuestion(c net.Conn) *socket {
-	req, err := http.ReadRequest(bufio.NewReader(c))
-	if err != nil {
-		return nil
-	}
-	body, _ := io.ReadAll(req.Body)
-	id := RequestID(body)
-	return &socket{c, id.JSON()}
-}
-
-// say sends s, with $ID filled in, and reports whether the other side listens.
-func (s *socket) say(text string) bool { return s.write([]byte(strings.ReplaceAll(text, "$ID", s.id))) }
-
-func (s *socket) write(b []byte) bool { _, err := s.Write(b); return err == nil }
-
-func (s *socket) forever(text string) {
-	b := []byte(strings.Repeat(text, 1+4096/len(text)))
-	for s.write(b) {
-	}
-}
-
-// drip sends a byte every 100 ms.
-func (s *socket) drip(text string) {
-	for i := 0; i < len(text) && s.write([]byte{text[i]}); i++ {
-		time.Sleep(100 * time.Millisecond)
-	}
-}
-
-// hang waits until the other side, or the test, has closed the connection.
-func (s *socket) hang() { _, _ = s.Read(make([]byte, 1)) }
-
-func (s *socket) reset() {
-	if c, ok := s.Conn.(*net.TCPConn); ok {
-		_ = c.SetLinger(0)
-	}
+	return h
 }
