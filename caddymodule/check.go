@@ -169,13 +169,21 @@ func (c Check) resolved() Check {
 	return c
 }
 
-// headerNow is h with its placeholders replaced by what they are now.
-func headerNow(h http.Header) http.Header {
+// headerNow is h with its placeholders replaced by what they are now, without the
+// line end that a file may have. Where one is empty, as a file is that cannot be read
+// or is being written, the value stays what it was before.
+func headerNow(h, before http.Header) http.Header {
 	repl := caddy.NewReplacer()
 	now := make(http.Header, len(h))
 	for name, values := range h {
 		for _, v := range values {
-			now.Add(name, repl.ReplaceKnown(v, ""))
+			value, err := repl.ReplaceOrErr(v, true, false)
+			if old, at := before.Values(name), len(now.Values(name)); err != nil && at < len(old) {
+				value = old[at]
+			} else if err != nil {
+				value = repl.ReplaceKnown(v, "")
+			}
+			now.Add(name, strings.TrimSpace(value))
 		}
 	}
 	return now

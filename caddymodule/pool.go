@@ -128,7 +128,7 @@ func (p *pool) acquire(q question, upstream string, owner *App, line func() *mcp
 		return e, nil
 	}
 	target := q.Target
-	target.Header = headerNow(q.Target.Header)
+	target.Header = headerNow(q.Target.Header, nil)
 	prober, err := mcphealth.NewProber(target, line())
 	if err != nil {
 		return nil, err
@@ -212,7 +212,7 @@ func (e *entry) count() {
 // renew has later probes carry what the header's placeholders are now. One that
 // was refused for an old token asks again at once.
 func (e *entry) renew(r mcphealth.Result) {
-	now := headerNow(e.header)
+	now := headerNow(e.header, e.sent)
 	if maps.EqualFunc(now, e.sent, slices.Equal) {
 		return
 	}

@@ -253,3 +253,58 @@ func TestRenewedTokenIsTakenUp(t *testing.T) {
 	e.load("", site+"\nheader X-Y z")
 	require.Equal(t, []*entry{checker}, checkers.list())
 }
+
+// A token is taken from its file however the file is renewed. While there is nothing
+// in it, the token stays what it was.
+func TestTokenFile(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "token")
+	write := func(path, token string) { require.NoError(t, os.WriteFile(path, []byte(token), 0o600)) }
+	publish := func(version, token string) { // as the kubelet publishes a Secret
+		require.NoError(t, os.Mkdir(filepath.Join(dir, version), 0o700))
+		write(filepath.Join(dir, version, "token"), token)
+		require.NoError(t, os.Symlink(version, filepath.Join(dir, "new")))
+		require.NoError(t, os.Rename(filepath.Join(dir, "new"), filepath.Join(dir, "..data")))
+	}
+	publish("v1", "one\n")
+	require.NoError(t, os.Symlink("..data/token", file))
+
+	a := newServer(t, "a")
+	var sent atomic.Value
+	a.onProbe(func(w http.ResponseWriter, r *http.Request) {
+		sent.Store(r.Header.Get("Authorization"))
+		a.answer(w, r)
+	})
+	newEdge(t, "", `reverse_proxy `+a.addr+` {
+		lb_policy mcp_health {
+			interval 20ms
+			header Authorization "Bearer {file.`+file+`}"
+		}
+	}`)
+	waitState(t, a.addr, mcphealth.Up)
+	sends := func(token string) {
+		t.Helper()
+		eventually(t, func() bool { return sent.Load() == "Bearer "+token }, "want the token %s", token)
+	}
+	stays := func(token string) {
+		t.Helper()
+		probes := a.probes.Load()
+		eventually(t, func() bool { return a.probes.Load() > probes+3 }, "want some probes")
+		require.Equal(t, "Bearer "+token, sent.Load())
+	}
+	sends("one")
+	publish("v2", "two")
+	sends("two")
+	require.NoError(t, os.Remove(file))
+	stays("two")
+	write(file, "three\r\n\n")
+	sends("three")
+	write(file+".tmp", "four")
+	require.NoError(t, os.Rename(file+".tmp", file))
+	sends("four")
+	write(file, "")
+	stays("four")
+	require.NoError(t, os.Remove(file))
+	require.NoError(t, os.Mkdir(file, 0o700)) // nothing can be read from it
+	stays("four")
+}

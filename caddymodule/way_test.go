@@ -1,6 +1,8 @@
 package caddymodule
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/pem"
 	"net"
 	"net/http"
@@ -85,6 +87,30 @@ func TestWays(t *testing.T) {
 		e := newEdge(t, "", "reverse_proxy https://"+s.addr+" {\n"+check+"}")
 		require.Equal(t, mcphealth.TLS, waitState(t, s.addr, mcphealth.Down).Reason)
 		require.Equal(t, http.StatusServiceUnavailable, e.call("1").status)
+	})
+
+	t.Run("mutual TLS", func(t *testing.T) {
+		s := &server{t: t, name: "s"}
+		s.http = httptest.NewUnstartedServer(http.HandlerFunc(s.serve))
+		s.http.TLS = &tls.Config{ClientAuth: tls.RequireAnyClientCert}
+		s.http.StartTLS()
+		s.addr = s.http.Listener.Addr().String()
+		t.Cleanup(s.kill)
+		pair := s.http.TLS.Certificates[0] // will do for a client's, too
+		key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
+		require.NoError(t, err)
+		dir := t.TempDir()
+		cert, keyFile := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+		require.NoError(t, os.WriteFile(cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Certificate[0]}), 0o600))
+		require.NoError(t, os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}), 0o600))
+		site := func(auth string) string {
+			return "reverse_proxy https://" + s.addr + " {\n" + check + "transport http {\ntls_trust_pool file " + cert +
+				"\ntls_server_name example.com\n" + auth + "\n}\n}"
+		}
+		e := newEdge(t, "", site(""))
+		require.Equal(t, mcphealth.TLS, waitState(t, s.addr, mcphealth.Down).Reason)
+		e.load("", site("tls_client_auth "+cert+" "+keyFile))
+		eventually(t, func() bool { return e.call("1").servedBy() == "s" }, "want it up by its certificate")
 	})
 
 	t.Run("two transports, two checkers", func(t *testing.T) {

@@ -151,7 +151,7 @@ func (o *options) settle() error {
 
 // asFlags names settings as this command does.
 var asFlags = strings.NewReplacer("bad target: ", "", "alive_if ", "--alive-if ", "health_path ", "--health-path ",
-	"expect_tool and call need", "--expect-tool and --call need", "contradict deep off", "contradict --deep off",
+	"expect_tool and call need", "--expect-tool and --call need", "expect_tool ", "--expect-tool ", "contradict deep off", "contradict --deep off",
 	"arguments of tool ", "--args of tool ", "era ", "--era ")
 
 // prober makes a prober of the options, over a connection of its own.
@@ -194,7 +194,7 @@ func (f tlsFlags) transport() (*http.Transport, error) {
 		}
 		c.Certificates = []tls.Certificate{pair}
 	}
-	return &http.Transport{TLSClientConfig: c}, nil
+	return &http.Transport{TLSClientConfig: c, ForceAttemptHTTP2: true}, nil
 }
 
 // newFlags is a flag set that prints nothing by itself: package flag would repeat

@@ -35,12 +35,15 @@ func mcp(args ...string) (exit int, stdout, stderr string) {
 	return exit, out.String(), errs.String()
 }
 
-// server answers JSON-RPC by method; $ID is the question's id. "*" is every other,
+// server answers JSON-RPC by method, or a GET by path; $ID is the question's id. "*" is every other,
 // and what is not there is 404.
 func server(t *testing.T, says map[string]string) *httptest.Server {
 	t.Helper()
-	return serveFunc(t, func(w http.ResponseWriter, _ *http.Request, method, id string) {
+	return serveFunc(t, func(w http.ResponseWriter, r *http.Request, method, id string) {
 		body, ok := says[method]
+		if r.Method == http.MethodGet {
+			body, ok = says[r.URL.Path]
+		}
 		if !ok {
 			body, ok = says["*"]
 		}
@@ -77,6 +80,7 @@ const (
 	toolList   = `{"jsonrpc":"2.0","id":$ID,"result":{"tools":[{"name":"echo"}]}}`
 	toolResult = `{"jsonrpc":"2.0","id":$ID,"result":{"content":[]}}`
 	toolError  = `{"jsonrpc":"2.0","id":$ID,"result":{"isError":true,"content":[]}}`
+	noSession  = `{"jsonrpc":"2.0","id":$ID,"error":{"code":-32001,"message":"Session not found"}}`
 	noMethod   = `{"jsonrpc":"2.0","id":$ID,"error":{"code":-32601,"message":"Method not found"}}`
 )
 
@@ -104,6 +108,10 @@ func TestExitStatus(t *testing.T) {
 		{"a tool that is there", modern, []string{"--expect-tool", "echo", "--call", "echo", "--args", `{"a":1}`, "--fresh"}, 0, "ready (ok)"},
 		{"a tool that fails", with("tools/call", toolError), []string{"--call", "echo"}, 0, "degraded (tool_failing)"},
 		{"slow", modern, []string{"--slow-after", "1ns"}, 0, "degraded (slow)"},
+		{"a health document says no", with("/health", `{"status":"unhealthy"}`), []string{"--health-path", "/health"}, 1, "dead (health_down)"},
+		{"asked no further", map[string]string{"initialize": discovered, "*": noSession}, []string{"--deep", "off"}, 0, "alive (session_required)"},
+		{"another era", modern, []string{"--era", "legacy"}, 0, "alive (method_not_found)"},
+		{"no stream", modern, []string{"--era", "sse"}, 1, "dead (not_mcp)"},
 		{"open", modern, []string{"--require-auth"}, 0, "degraded (handshake_failed)"},
 		{"dead", nil, nil, 1, "dead (refused)"},
 		{"dead, in a container", nil, []string{"--healthcheck"}, 1, "dead (refused)"},
@@ -159,6 +167,10 @@ func TestUsage(t *testing.T) {
 		{"probe --call echo --args [1] {}", "--args"},
 		{"probe --call echo --args {{ {}", "--args"},
 		{"probe --health-path health {}", "--health-path"},
+		{"probe --health-path /a#b {}", "--health-path"},
+		{"probe --expect-tool= {}", "--expect-tool"},
+		{"probe --fresh=perhaps {}", "-fresh"},
+		{"probe --require-auth=perhaps {}", "-require-auth"},
 		{"probe --header nocolon {}", "--header"},
 		{"probe --header :value {}", "--header"},
 		{"probe --header Host:x {}", "--host"},
