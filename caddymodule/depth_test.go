@@ -28,7 +28,7 @@ func TestDepthOptions(t *testing.T) {
 		{`slow_after 2s`, `{"slow_after":2000000000}`, func(t *mcphealth.Target) { t.SlowAfter = 2 * time.Second },
 			`slow_after -2s`, `{"slow_after":-1}`, "want a positive duration"},
 		{`health_path /health?deep=1`, `{"health_path":"/health?deep=1"}`, func(t *mcphealth.Target) { t.HealthPath = "/health?deep=1" },
-			`health_path health`, `{"health_path":"/a b"}`, "want a path that begins with /"},
+			`health_path health`, `{"health_path":"health"}`, "want a path that begins with /"},
 		{`fresh on`, `{"fresh":true}`, func(t *mcphealth.Target) { t.Fresh = true },
 			`fresh yes`, `{"fresh":"yes"}`, ""},
 		{`require_auth on`, `{"require_auth":true}`, func(t *mcphealth.Target) { t.RequireAuth = true },

@@ -179,8 +179,11 @@ func (t Target) validateQuestions() error {
 	if t.Timeout < 0 || t.SlowAfter < 0 {
 		return fmt.Errorf("%w: timeout %v, slow_after %v: want a positive duration", ErrTarget, t.Timeout, t.SlowAfter)
 	}
-	if t.HealthPath != "" && (t.HealthPath[0] != '/' || strings.ContainsAny(t.HealthPath, " #") || !printable(t.HealthPath)) {
-		return fmt.Errorf("%w: health_path %q: want a path that begins with /, with a query or without", ErrTarget, t.HealthPath)
+	if t.HealthPath != "" && !strings.HasPrefix(t.HealthPath, "/") {
+		return fmt.Errorf("%w: health_path %q: want a path that begins with /", ErrTarget, t.HealthPath)
+	}
+	if strings.ContainsAny(t.HealthPath, " #") || !printable(t.HealthPath) {
+		return fmt.Errorf("%w: health_path %q: want no space, no # and no control character", ErrTarget, t.HealthPath)
 	}
 	for i := 0; i < len(t.ExpectTools); i++ {
 		if t.ExpectTools[i] == "" {
