@@ -3,11 +3,9 @@
 package mcphealth
 
 import (
-	"bytes"
 	"fmt"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 )
 
@@ -89,21 +87,4 @@ func (a Answer) Send(w http.ResponseWriter) {
 	}
 	w.WriteHeader(a.Status)
 	_, _ = w.Write(a.Body)
-}
-
-// IsRPCAnswer reports whether an answer with this status and content type, whose
-// body begins with first, is a JSON-RPC answer that proves life, as JSON or as an
-// event. Other statuses than 200 prove nothing: an endpoint that says "not found"
-// to everybody does so in JSON-RPC, too. It looks for the protocol's marker and
-// parses nothing: traffic passes here.
-func IsRPCAnswer(status int, contentType string, first []byte) bool {
-	if status != http.StatusOK {
-		return false
-	}
-	media, _, _ := strings.Cut(contentType, ";")
-	switch strings.TrimSpace(media) {
-	case "application/json", "text/event-stream":
-		return bytes.Contains(first, []byte(`"jsonrpc"`))
-	}
-	return false
 }

@@ -126,29 +126,3 @@ func TestSessionLost(t *testing.T) {
 		t.Errorf("to a GET: %s", a.Body)
 	}
 }
-
-func TestIsRPCAnswer(t *testing.T) {
-	tests := []struct {
-		name   string
-		status int
-		media  string
-		first  string
-		want   bool
-	}{
-		{"JSON", 200, "application/json", `{"jsonrpc":"2.0","id":1,"result":{}}`, true},
-		{"with a charset", 200, "application/json; charset=utf-8", `{"result":{},"jsonrpc":"2.0"}`, true},
-		{"an event", 200, "text/event-stream", "event: message\ndata: {\"jsonrpc\":\"2.0\"", true},
-		{"session not found may be all that it says", 404, "application/json", `{"jsonrpc":"2.0","error":{}}`, false},
-		{"a bad request may never have reached the server", 400, "application/json", `{"jsonrpc":"2.0","error":{}}`, false},
-		{"a page that quotes it", 200, "text/html", `<p>"jsonrpc"`, false},
-		{"foreign JSON", 200, "application/json", `{"status":"ok"}`, false},
-		{"a comment of a stream", 200, "text/event-stream", ": keep-alive", false},
-		{"our own 503", 503, "application/json", `{"jsonrpc":"2.0"}`, false},
-		{"nothing yet", 200, "application/json", ``, false},
-	}
-	for _, tt := range tests {
-		if got := IsRPCAnswer(tt.status, tt.media, []byte(tt.first)); got != tt.want {
-			t.Errorf("%s: IsRPCAnswer(%d, %q, %q) = %v, want %v", tt.name, tt.status, tt.media, tt.first, got, tt.want)
-		}
-	}
-}

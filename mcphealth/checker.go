@@ -64,6 +64,7 @@ type Checker struct {
 	skipped   int                 // intervals in a row that traffic stood in for
 	fresh     int                 // probes since the upstream went down, or none found out
 	threshold threshold
+	peers     []*Peers
 	nextID    int
 	onChange  map[int]func(Change)
 	onResult  map[int]func(Result)
@@ -75,7 +76,7 @@ type alarm int
 const (
 	none    alarm = iota
 	asked         // Probe
-	failure       // a live request failed
+	failure       // a live request failed, or many report failures
 	silence       // live requests get no answers
 	ending        // the watched connection ended
 )
@@ -381,12 +382,14 @@ func (c *Checker) count(r Result, vote Verdict) (Change, bool) {
 	if vote.Vote() != 0 && !c.threshold.unconfirmed() || s.State == StateUnknown {
 		reason = r.Reason
 	}
-	if s.State == Up && c.rate.counts(c.clock()) {
+	detail := r.Detail
+	if s.State == Up && c.outlier() {
 		s.State = UpDegraded
 		reason = ErrorRate
+		detail = c.errorDetail()
 	}
 	moved := s.State != before
-	change := Change{URL: r.URL, From: before, To: s.State, Verdict: r.Verdict, Reason: reason, Detail: r.Detail, At: time.Now()}
+	change := Change{URL: r.URL, From: before, To: s.State, Verdict: r.Verdict, Reason: reason, Detail: detail, At: time.Now()}
 	changed := moved || reason != s.Reason
 	if moved {
 		s.Since = change.At

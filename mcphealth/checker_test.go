@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -656,70 +657,83 @@ func TestWatchOffClosesTheConnection(t *testing.T) {
 	})
 }
 
-// A server that fails inside HTTP 200 is second choice, never down, and is tried
-// again after a while.
+// A server that fails inside HTTP 200 while its peers are fine is second choice, never
+// down, and is tried again after a while.
 func TestErrorRate(t *testing.T) {
+	const (
+		idle  = "idle"  // no traffic
+		fine  = "fine"  // answers well
+		alike = "alike" // fails in the same way
+		out   = "out"   // is second choice for its errors already
+	)
 	tests := []struct {
 		name      string
 		rate      float64
 		good, bad int // answers within two seconds, bad ones last
+		peers     []string
 		want      State
 	}{
-		{"every call fails", 0.5, 0, 20, UpDegraded},
-		{"more than the share", 0.5, 10, 20, UpDegraded},
-		{"less than the share", 0.5, 100, 20, Up},
-		{"too few to mean anything", 0.5, 0, minErrors - 1, Up},
-		{"off by default", 0, 0, 100, Up},
+		{"every call fails", 0.5, 0, 20, []string{fine}, UpDegraded},
+		{"more than the share", 0.5, 10, 20, []string{fine}, UpDegraded},
+		{"less than the share", 0.5, 100, 20, []string{fine}, Up},
+		{"too few to mean anything", 0.5, 0, minErrors - 1, []string{fine}, Up},
+		{"off by default", 0, 0, 100, []string{fine}, Up},
+		{"nobody to compare with", 0.5, 0, 20, nil, Up},
+		{"nobody who has traffic", 0.5, 0, 20, []string{idle, idle}, Up},
+		{"all fail alike: it is what they are asked", 0.5, 0, 20, []string{alike, alike}, Up},
+		{"one fails alike, and was first", 0.5, 0, 20, []string{alike, fine}, Up},
+		{"one is out already", 0.5, 0, 20, []string{out, fine, fine}, Up},
+		{"one of twenty is out already", 0.5, 0, 20, append(slices.Repeat([]string{fine}, 18), out), UpDegraded},
+		{"two of twenty are", 0.5, 0, 20, append(slices.Repeat([]string{fine}, 17), out, out), Up},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := &bubble{mode: "modern"}
+				serve := func(c *Checker, n int, erred bool) {
+					for range n {
+						c.Sent()
+						c.Answered("")
+						c.Served(erred)
+					}
+				}
+				all := NewPeers()
 				c := b.checker(t, Schedule{ErrorRate: tt.rate})
+				leave := all.Join(c)
+				for _, kind := range tt.peers {
+					p := b.checker(t, Schedule{ErrorRate: tt.rate})
+					all.Join(p)
+					switch kind {
+					case out:
+						serve(p, 20, true)
+						p.Probe()
+						synctest.Wait()
+						p.rate.until.Store(int64(time.Hour))
+						all.out[len(all.all)-1] = true
+					case fine, alike:
+						defer time.AfterFunc(20*time.Second-time.Millisecond, func() { serve(p, 20, kind == alike) }).Stop()
+					}
+				}
 				time.Sleep(20 * time.Second)
-				c.Sent()
-				c.Erred("") // begins the window
-				for range tt.good {
-					c.Sent()
-					c.Answered("")
-				}
-				for range tt.bad - 1 {
-					c.Sent()
-					c.Erred("")
-				}
+				serve(c, 1, true) // begins the window
+				serve(c, tt.good, false)
+				serve(c, tt.bad-1, true)
 				reason := OK
 				if tt.want == UpDegraded {
 					reason = ErrorRate
 				}
 				wantState(t, c, tt.want, reason)
+				if s := c.Snapshot(); tt.want == UpDegraded && !strings.Contains(s.Changes[len(s.Changes)-1].Detail, " calls within 10s failed inside HTTP 200") {
+					t.Errorf("detail %q, want what failed", s.Changes[len(s.Changes)-1].Detail)
+				}
 				time.Sleep(time.Minute)
 				wantState(t, c, Up, OK)
+				leave()
+				if len(c.peers) != 0 || all.eject(c) {
+					t.Error("it may be ejected though it has left")
+				}
 			})
 		})
-	}
-}
-
-func TestIsRPCFailure(t *testing.T) {
-	tests := []struct {
-		name, first string
-		want        bool
-	}{
-		{"a failed tool call", `{"jsonrpc":"2.0","id":1,"result":{"content":[],"isError":true}}`, true},
-		{"with spaces, as an event", "data: {\"jsonrpc\": \"2.0\", \"result\": {\"isError\": true}}", true},
-		{"an internal error", `{"jsonrpc":"2.0","id":1,"error":{"code":-32603,"message":"x"}}`, true},
-		{"a wrong call is the client's", `{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":"x"}}`, false},
-		{"a result", `{"jsonrpc":"2.0","id":1,"result":{"isError":false}}`, false},
-		{"text that quotes it", `{"jsonrpc":"2.0","id":1,"result":{"content":[{"text":"{\\"isError\\":true}"}]}}`, false},
-		{"no JSON-RPC", `{"isError":true}`, false},
-	}
-	for _, tt := range tests {
-		media := "application/json"
-		if strings.HasPrefix(tt.first, "data:") {
-			media = "text/event-stream"
-		}
-		if got := IsRPCFailure(200, media, []byte(tt.first)); got != tt.want {
-			t.Errorf("%s: IsRPCFailure(%s) = %v, want %v", tt.name, tt.first, got, tt.want)
-		}
 	}
 }
 

@@ -232,7 +232,8 @@ type Schedule struct {
 	NoTraffic bool
 	// ErrorRate degrades an upstream of whose JSON-RPC answers in traffic more than
 	// this share (0.5 = half), and at least 10 within an interval, report an internal
-	// error or a failed tool call (Erred). Default 0: never.
+	// error or a failed tool call (Served), while one of its Peers is fine. Default 0:
+	// never.
 	ErrorRate float64
 	// Floor is the least time from one probe to the next, of whatever cause, and
 	// spreads what many edges notice in one instant over as long: a random share of it

@@ -163,7 +163,7 @@ func closedPort() string {
 // elsewhere are the reasons that no probe gives, and what does.
 var elsewhere = map[string]string{
 	"unknown never_probed": "Checker.Snapshot before the first probe: TestNeverProbed",
-	"degraded error_rate":  "Checker.Erred, from traffic: TestErrorRate",
+	"degraded error_rate":  "Checker.Served, from traffic: TestErrorRate",
 }
 
 func TestNeverProbed(t *testing.T) {

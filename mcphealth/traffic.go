@@ -5,7 +5,7 @@ package mcphealth
 import "time"
 
 // Sent notes that a request went out to the upstream. Each is followed by one of
-// Answered, Erred, Settled and Failed. If nothing comes back to any of them for the fast
+// Answered, Settled and Failed. If nothing comes back to any of them for the fast
 // interval, the upstream is asked at once.
 func (c *Checker) Sent() {
 	c.waiting.Add(1)
@@ -38,7 +38,6 @@ func (c *Checker) Answered(host string) {
 	now := c.clock()
 	c.lastSign.Store(now)
 	c.lastRPC.Store(now)
-	c.rate.good.Add(1)
 	c.waiting.Add(-1)
 	c.p.LearnHost(host)
 }

@@ -103,7 +103,7 @@ type drive struct {
 	Unavailable func(method, body, reason string, retryMs int) string
 	MayHaveRun  func(method, body, reason string) string
 	SessionLost func(method, body, reason string) string
-	IsRPCAnswer func(status int, contentType, first string) bool
+	Outcome     func(contentType, body string, n int) string
 	BadTarget   func(settings map[string]string) string
 	BadSchedule func(interval, fast, fall, rise int) string
 	Words       func() string
@@ -125,7 +125,7 @@ type drive struct {
 }
 
 var compiled = drive{
-	driver.Probe, driver.RequestID, driver.Unavailable, driver.MayHaveRun, driver.SessionLost, driver.IsRPCAnswer, driver.BadTarget,
+	driver.Probe, driver.RequestID, driver.Unavailable, driver.MayHaveRun, driver.SessionLost, driver.Outcome, driver.BadTarget,
 	driver.BadSchedule, driver.Words, driver.Tags, driver.HasSessions, driver.OpensSession, driver.StartFleet, driver.FleetIn, driver.FleetTier, driver.FleetStates,
 	driver.FleetProbes, driver.FleetMixed, driver.FleetSnapshot, driver.FleetTraffic, driver.FleetProbe, driver.CloseFleet,
 }

@@ -114,24 +114,29 @@ func TestSameSessionWords(t *testing.T) {
 	}
 }
 
-func TestSameIsRPCAnswer(t *testing.T) {
+func TestSameOutcome(t *testing.T) {
 	d := interpreted(t)
-	yes := 0
-	for _, status := range []int{200, 202, 204, 400, 404, 401, 500, 503} {
+	seen := map[string]bool{}
+	for _, body := range []string{
+		`{"jsonrpc":"2.0","id":1,"result":{"content":[{"text":"{\"isError\":true}"}]}}`,
+		`{"result":{"a":[{"b":"\\"}],"isError": true},"jsonrpc":"2.0"}`,
+		`[{"jsonrpc":"2.0","id":1,"error":{"code":-32602}},{"jsonrpc":"2.0","id":1,"error":{"code":-32603}},3]`,
+		`{"jsonrpc":"2.0","id":"\"","error":{"code":-32602}}`,
+		`{"status":"ok","jsonrpc":"2.0","error":{}}`, `{"jsonrpc":"2.0"`, "",
+		"\xef\xbb\xbfdata: {\"jsonrpc\":\r\ndata:\"2.0\",\"result\":{\"isError\":true}}\r\n\n: x\rdata\r\r",
+	} {
 		for _, media := range []string{"application/json", "application/json; charset=utf-8", " text/event-stream ;x", "text/html", "", "Application/JSON"} {
-			for _, first := range []string{`{"jsonrpc":"2.0"`, "data: {\"jsonrpc\"", `{"status":"ok"}`, ""} {
-				c, i := compiled.IsRPCAnswer(status, media, first), d.IsRPCAnswer(status, media, first)
+			for _, n := range []int{1, 5, 1 << 10} {
+				c, i := compiled.Outcome(media, body, n), d.Outcome(media, body, n)
 				if c != i {
-					t.Errorf("IsRPCAnswer(%d, %q, %q) = %v compiled, %v interpreted", status, media, first, c, i)
+					t.Errorf("%q %q in pieces of %d: %s compiled, %s interpreted", media, body, n, c, i)
 				}
-				if c {
-					yes++
-				}
+				seen[c] = true
 			}
 		}
 	}
-	if yes == 0 {
-		t.Error("IsRPCAnswer said yes to nothing: the table is no good")
+	if len(seen) != 5 {
+		t.Errorf("the table has %d different outcomes, want 5: %v", len(seen), seen)
 	}
 }
 

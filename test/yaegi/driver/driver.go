@@ -181,9 +181,18 @@ func HasSessions(version string) bool { return mcphealth.HasSessions(version) }
 // OpensSession takes the body as text.
 func OpensSession(method, body string) bool { return mcphealth.OpensSession(method, []byte(body)) }
 
-// IsRPCAnswer is the core's function of that name.
-func IsRPCAnswer(status int, contentType, first string) bool {
-	return mcphealth.IsRPCAnswer(status, contentType, []byte(first))
+// Outcome is what a reader makes of an answer that comes in pieces of n bytes.
+func Outcome(contentType, body string, n int) string {
+	var r mcphealth.OutcomeReader
+	r.Begin(contentType, "")
+	for i := 0; i < len(body); i += n {
+		end := i + n
+		if end > len(body) {
+			end = len(body)
+		}
+		r.Write([]byte(body[i:end]))
+	}
+	return fmt.Sprintf("%s %v %v", string(r.Outcome()), r.IsInternal(), r.IsRPC())
 }
 
 // BadTarget says what is wrong with a target, and of which class the error is.
