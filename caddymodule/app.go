@@ -102,6 +102,9 @@ func (a *App) Provision(ctx caddy.Context) error {
 	if err := a.events.On("started", eventHandler(a.allStarted)); err != nil {
 		return fmt.Errorf("waiting for the start: %w", err)
 	}
+	if err := registerMetrics(ctx); err != nil {
+		return fmt.Errorf("registering metrics: %w", err)
+	}
 	return nil
 }
 
@@ -312,7 +315,7 @@ func (h eventHandler) Handle(ctx context.Context, e caddy.Event) error { return 
 //	    health_path <path>
 //	    fresh       on|off
 //	    require_auth on|off
-//	    error_rate  <percent>
+//	    error_rate  <percent>|off
 //	    watch       on|off
 //	    passive     on|off
 //	    slow_start   <duration>

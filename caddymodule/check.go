@@ -18,6 +18,10 @@ import (
 // defaultPath is where MCP servers are mounted unless they say otherwise.
 const defaultPath = "/mcp"
 
+// defaultErrorRate is the share of failed calls that makes an upstream second choice
+// while another one answers well: half of them.
+const defaultErrorRate = 0.5
+
 // Check is how upstreams are asked whether their MCP server lives. Whatever is
 // not set here is taken from the `mcp_health` app, and then from the defaults.
 type Check struct {
@@ -91,8 +95,10 @@ type Check struct {
 
 	// An upstream of whose JSON-RPC answers more than this share (0.5 is half), and
 	// at least 10 within an interval, report an internal error or a failed tool call
-	// is second choice for a while. Needs the mcp_guard handler. Default: never
-	ErrorRate float64 `json:"error_rate,omitempty"`
+	// is second choice for two intervals, if another one answers well: where all fail
+	// alike, it is what they are asked. At most one in ten is second choice for that,
+	// and at least one may be. Needs the mcp_guard handler. 0 is never. Default: 0.5
+	ErrorRate *float64 `json:"error_rate,omitempty"`
 
 	// Whether the endpoint must refuse questions without credentials; one that
 	// answers them is second choice. Default: false
@@ -223,7 +229,10 @@ func (c Check) schedule() mcphealth.Schedule {
 		Wait:      c.Initial == "wait",
 		NoWatch:   c.Watch != nil && !*c.Watch,
 		NoTraffic: c.Passive != nil && !*c.Passive,
-		ErrorRate: c.ErrorRate,
+		ErrorRate: defaultErrorRate,
+	}
+	if c.ErrorRate != nil {
+		s.ErrorRate = *c.ErrorRate
 	}
 	return s.WithDefaults()
 }
@@ -311,7 +320,7 @@ var options = map[string]string{
 	"health_path":  "<path>",
 	"fresh":        "on|off",
 	"require_auth": "on|off",
-	"error_rate":   "<percent>",
+	"error_rate":   "<percent>|off",
 	"watch":        "on|off",
 	"passive":      "on|off",
 	"slow_start":   "<duration>",
@@ -430,12 +439,16 @@ func parseCount(s string) (int, error) {
 	return n, nil
 }
 
-func parseShare(s string) (float64, error) {
+func parseShare(s string) (*float64, error) {
+	if s == "off" {
+		return new(float64), nil
+	}
 	n, err := strconv.ParseFloat(strings.TrimSuffix(s, "%"), 64)
 	if err != nil || !strings.HasSuffix(s, "%") || n <= 0 || n >= 100 {
-		return 0, fmt.Errorf("'%s': want a percentage such as 50%%", s)
+		return nil, fmt.Errorf("'%s': want a percentage such as 50%%, or off", s)
 	}
-	return n / 100, nil
+	n /= 100
+	return &n, nil
 }
 
 func parseSwitch(s string) (*bool, error) {

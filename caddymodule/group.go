@@ -44,16 +44,18 @@ type group struct {
 	room    *room
 	made    caddy.CleanerUpper // the handler's default transport, if the group made it
 	sawH2   *atomic.Bool       // whether a connection of the transport spoke HTTP/2; nil: not known
+	peers   *mcphealth.Peers
 
 	// Set by start; nothing is known before.
 	way       atomic.Pointer[way]
 	static    atomic.Pointer[[]*member] // in the order of handler.Upstreams
 	dynamic   atomic.Pointer[map[string]*member]
-	retries   atomic.Bool // the handler tries more than once
-	rematches atomic.Bool // it may do so after an answer
-	sourced   atomic.Bool // there is a dynamic source
-	http1     atomic.Bool // the transport speaks HTTP/1.1 and nothing else
-	agrees    atomic.Bool // it agrees with each server, by TLS, on HTTP/1.1 or HTTP/2
+	retries   atomic.Bool             // the handler tries more than once
+	rematches atomic.Bool             // it may do so after an answer
+	nobody    atomic.Pointer[account] // of requests that reached no upstream
+	sourced   atomic.Bool             // there is a dynamic source
+	http1     atomic.Bool             // the transport speaks HTTP/1.1 and nothing else
+	agrees    atomic.Bool             // it agrees with each server, by TLS, on HTTP/1.1 or HTTP/2
 	age       atomic.Uint32
 
 	mu      sync.Mutex
@@ -116,18 +118,20 @@ func (m *member) probe() {
 	}
 }
 
-func (m *member) answered(host string, failure bool) {
+func (m *member) answered(host string) {
 	if m.entry == nil {
 		return
 	}
 	if !m.learn {
 		host = ""
 	}
-	if failure {
-		m.entry.checker.Erred(host)
-		return
-	}
 	m.entry.checker.Answered(host)
+}
+
+func (m *member) served(erred bool) {
+	if m.entry != nil {
+		m.entry.checker.Served(erred)
+	}
 }
 
 // newGroup makes the group of handler for check, which the app starts.
@@ -150,6 +154,7 @@ func newGroup(ctx caddy.Context, handler *reverseproxy.Handler, check Check) (*g
 		handler: handler,
 		wanted:  make(chan string, 256),
 		warned:  make(map[string]bool),
+		peers:   mcphealth.NewPeers(),
 	}
 	g.sched = g.check.schedule()
 	g.varName = fmt.Sprintf("mcp_health.pick.%p", g)
@@ -196,6 +201,7 @@ func (g *group) start() {
 		g.retries.Store(lb.TryDuration > 0 || lb.Retries > 0)
 		g.rematches.Store(len(lb.RetryMatch) > 0)
 	}
+	g.nobody.Store(ledger.open("", g.endpointPath()))
 	g.dynamic.Store(&map[string]*member{})
 	if g.source == nil { // a policy: the handler's own lists
 		members := make([]*member, len(g.handler.Upstreams))
@@ -211,6 +217,20 @@ func (g *group) start() {
 		g.cancel = cancel
 		go g.follow(ctx)
 	}
+}
+
+// endpointPath is the path that upstreams of the group are asked at, unless that
+// depends on the upstream.
+func (g *group) endpointPath() string {
+	di, err := dialInfo("localhost:80")
+	if err != nil {
+		return g.check.Path
+	}
+	u, _, _, err := g.way.Load().url(di, g.check.Path)
+	if err != nil {
+		return g.check.Path
+	}
+	return u.RequestURI()
 }
 
 // speaksHTTP1 reports whether no upstream of the group has spoken HTTP/2 so far.
@@ -260,6 +280,7 @@ func (g *group) release() {
 		return
 	}
 	g.free = true
+	ledger.close(g.nobody.Load())
 	if s := g.static.Load(); s != nil {
 		for _, m := range *s {
 			m.release()
@@ -308,6 +329,7 @@ func (g *group) newMember(dial string) *member {
 	m.unlisten = []func(){
 		e.listen(func(c mcphealth.Change) { kick(isUp(c.To) && !isUp(c.From)) }),
 		e.checker.OnResult(func(mcphealth.Result) { kick(false) }),
+		g.peers.Join(e.checker),
 	}
 	return m
 }

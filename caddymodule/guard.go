@@ -360,6 +360,7 @@ func (g *Guard) wait(t *transit, was *before, next caddyhttp.Handler, body []byt
 		group.enter()
 		defer group.leave()
 	}
+	defer held(group)()
 	place := room.enter()
 	// A connection that was found dead says little about the upstream, and nothing
 	// about the others: the first turn is at once. Failed dials were retried.
@@ -443,7 +444,7 @@ func (g *Guard) conclude(t *transit, was *before, f fate, reason mcphealth.Reaso
 	switch f {
 	case gone:
 		t.settle()
-		t.WriteHeader(statusClientGone)
+		t.clientLeft()
 		return nil
 	case broken:
 		return g.unreadable(t, t.body.broken())
@@ -454,7 +455,7 @@ func (g *Guard) conclude(t *transit, was *before, f fate, reason mcphealth.Reaso
 			ce.Write(zap.String("reason", string(reason)), zap.Error(err))
 		}
 		t.hurry()
-		mcphealth.MayHaveRun(t.req.Method, mcphealth.RequestID(t.firstBytes(false)), reason).Send(t)
+		t.standIn(mcphealth.MayHaveRun(t.req.Method, mcphealth.RequestID(t.firstBytes(false)), reason))
 		return nil
 	}
 	t.settle()
@@ -467,7 +468,7 @@ func (g *Guard) unreadable(t *transit, err error) error {
 	var he caddyhttp.HandlerError
 	switch {
 	case t.req.Context().Err() != nil:
-		t.WriteHeader(statusClientGone)
+		t.clientLeft()
 		return nil
 	case errors.As(err, &he): // as from request_body with a limit
 		return err
@@ -482,7 +483,7 @@ func (g *Guard) unavailable(t *transit, was *before, group *group, reason mcphea
 	}
 	was.restore(t, t.req)
 	if t.req.Context().Err() != nil && !t.tooSlow() {
-		t.WriteHeader(statusClientGone)
+		t.clientLeft()
 		return nil
 	}
 	var soonest time.Duration
@@ -501,7 +502,7 @@ func (g *Guard) unavailable(t *transit, was *before, group *group, reason mcphea
 	}
 	id := mcphealth.RequestID(body[:min(len(body), mcphealth.MaxIDBody)])
 	t.hurry()
-	mcphealth.Unavailable(t.req.Method, id, reason, max(soonest, time.Duration(g.RetryAfter))).Send(t)
+	t.standIn(mcphealth.Unavailable(t.req.Method, id, reason, max(soonest, time.Duration(g.RetryAfter))))
 	return nil
 }
 

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/mcphealth/mcphealth/mcphealth"
 )
 
@@ -156,20 +158,20 @@ type probeSample struct {
 // upstreams by address.
 func endpoints() []endpointStatus {
 	all := []endpointStatus{}
-	byPath := map[string]int{}
+	at := map[*endpoint]int{}
 	for _, e := range checkers.list() {
-		d := detailOf(e, e.checker.Snapshot())
-		if !d.InUse {
+		u := detailOf(e, e.checker.Snapshot())
+		if !u.InUse {
 			continue
 		}
-		i, ok := byPath[e.path]
+		i, ok := at[e.account.endpoint]
 		if !ok {
 			i = len(all)
-			byPath[e.path] = i
+			at[e.account.endpoint] = i
 			all = append(all, e.account.endpoint.status())
 		}
-		all[i].Upstreams = append(all[i].Upstreams, d)
-		all[i].State = better(all[i].State, d.State)
+		all[i].Upstreams = append(all[i].Upstreams, u)
+		all[i].State = better(all[i].State, u.State)
 	}
 	slices.SortFunc(all, func(a, b endpointStatus) int { return cmp.Compare(a.Path, b.Path) })
 	return all
@@ -196,6 +198,9 @@ func statusOf(e *entry, s mcphealth.Snapshot) upstreamStatus {
 		LatencyMs: s.Last.LatencyMs,
 		Draining:  !draining.IsZero(), DrainingSince: timeOrNil(draining), LostSessions: e.lost.Load(),
 		InUse: checkers.inUse(e) > 0,
+	}
+	if n := len(s.Changes); n > 0 && s.Reason == mcphealth.ErrorRate {
+		u.Detail = s.Changes[n-1].Detail // the probe itself went well
 	}
 	e.account.describe(&u)
 	return u
@@ -288,14 +293,14 @@ type accountKey struct{ upstream, path string }
 func (b *book) open(upstream, path string) *account {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	key := accountKey{upstream, path}
+	key := accountKey{label(upstream), label(path)}
 	a := b.accounts[key]
 	if a == nil {
-		ep := b.endpoints[path]
+		ep := b.endpoints[key.path]
 		if ep == nil {
 			now := time.Now()
-			ep = &endpoint{path: path, budget: mcphealth.NewBudget(now), noted: now}
-			b.endpoints[path] = ep
+			ep = &endpoint{path: key.path, budget: mcphealth.NewBudget(now), noted: now}
+			b.endpoints[key.path] = ep
 		}
 		ep.refs++
 		a = &account{accountKey: key, endpoint: ep}
@@ -337,7 +342,7 @@ type account struct {
 	endpoint *endpoint
 	refs     int // guarded by ledger.mu
 
-	requests [5]atomic.Uint64 // as mcphealth.Outcomes has them
+	requests outcomeCounts
 
 	mu          sync.Mutex
 	probes      map[probeKind]uint64
@@ -345,7 +350,9 @@ type account struct {
 	durations   [len(durationBuckets) + 1]uint64
 	seconds     float64 // all probes took
 	recent      []sample
-	at          int // where the next sample goes
+	at          int                // where the next sample goes
+	infos       map[[3]string]bool // that got a series
+	infosSince  time.Time
 }
 
 type probeKind struct {
@@ -366,7 +373,7 @@ type sample struct {
 
 // probed counts a probe.
 func (a *account) probed(r mcphealth.Result) {
-	took := r.LatencyMs / 1000
+	took := time.Since(r.At).Seconds()
 	kind := probeKind{r.Verdict, r.Reason}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -410,7 +417,7 @@ func (a *account) moved(c mcphealth.Change) {
 
 // describe fills in what is counted.
 func (a *account) describe(u *upstreamStatus) {
-	u.Requests = a.requestCounts()
+	u.Requests = a.requests.now()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	u.ProbeCounts = make([]probeCount, 0, len(a.probes))
@@ -446,9 +453,72 @@ func (a *account) history() []probeSample {
 	return all
 }
 
-func (a *account) requestCounts() requestCounts {
-	n := func(i int) uint64 { return a.requests[i].Load() }
-	return requestCounts{OK: n(0), RPCError: n(1), ToolError: n(2), HTTPError: n(3), Unavailable: n(4)}
+// outcomeCounts counts requests by outcome, in the order of mcphealth.Outcomes.
+type outcomeCounts [5]atomic.Uint64
+
+const (
+	outcomeOK = iota
+	outcomeRPCError
+	outcomeToolError
+	outcomeHTTPError
+	outcomeUnavailable
+)
+
+func outcomeIndex(o mcphealth.Outcome) int {
+	switch o {
+	case mcphealth.OutcomeRPCError:
+		return outcomeRPCError
+	case mcphealth.OutcomeToolError:
+		return outcomeToolError
+	}
+	return outcomeOK
+}
+
+func (c *outcomeCounts) now() requestCounts {
+	n := func(i int) uint64 { return c[i].Load() }
+	return requestCounts{
+		OK: n(outcomeOK), RPCError: n(outcomeRPCError), ToolError: n(outcomeToolError),
+		HTTPError: n(outcomeHTTPError), Unavailable: n(outcomeUnavailable),
+	}
+}
+
+// served counts a request that ended; wasted: it cost error budget. Two atomics, and
+// a third one in the worse case.
+func (a *account) served(outcome int, wasted bool) {
+	a.requests[outcome].Add(1)
+	a.endpoint.requests[outcome].Add(1)
+	if wasted {
+		a.endpoint.wasted.Add(1)
+	}
+}
+
+// heldNow are all requests that wait in guards, and heldFor how long they did.
+var (
+	heldNow atomic.Int64
+	heldFor = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name:    "caddy_mcp_health_hold_seconds",
+		Help:    "How long requests waited for an upstream to come back, whatever came of it.",
+		Buckets: []float64{.01, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
+	})
+)
+
+// held counts a request of a group (nil: it is not known) as one that waits, until the
+// function that it returns is called.
+func held(g *group) (over func()) {
+	start := time.Now()
+	var ep *endpoint
+	if g != nil && g.nobody.Load() != nil {
+		ep = g.nobody.Load().endpoint
+		ep.held.Add(1)
+	}
+	heldNow.Add(1)
+	return func() {
+		heldNow.Add(-1)
+		if ep != nil {
+			ep.held.Add(-1)
+		}
+		heldFor.Observe(time.Since(start).Seconds())
+	}
 }
 
 // endpoint is what is counted of all upstreams that serve one path.
@@ -456,8 +526,8 @@ type endpoint struct {
 	path string
 	refs int // accounts; guarded by ledger.mu
 
-	requests [5]atomic.Uint64 // as mcphealth.Outcomes has them
-	failed   atomic.Uint64    // those of them that cost error budget
+	requests outcomeCounts
+	wasted   atomic.Uint64 // those of them that cost error budget
 	held     atomic.Int64
 
 	mu     sync.Mutex
@@ -469,7 +539,7 @@ type endpoint struct {
 
 // stateIndex is where a state is counted; -1: nowhere.
 func stateIndex(s mcphealth.State) int {
-	return slices.Index([]mcphealth.State{mcphealth.Up, mcphealth.UpDegraded, mcphealth.Down, mcphealth.StateUnknown}, s)
+	return slices.Index(states, s)
 }
 
 // move counts an upstream out of one state and into another; "" is none.
@@ -508,7 +578,7 @@ func (ep *endpoint) totals() mcphealth.Totals {
 	for i := range ep.requests {
 		all += ep.requests[i].Load()
 	}
-	good := all - min(ep.failed.Load(), all)
+	good := all - min(ep.wasted.Load(), all)
 	return mcphealth.Totals{Traffic: mcphealth.Share{Good: float64(good), Total: float64(all)}, Probes: ep.probes}
 }
 
@@ -530,10 +600,9 @@ func (ep *endpoint) availability(now time.Time) []mcphealth.Availability {
 
 // status is that of the endpoint without its upstreams.
 func (ep *endpoint) status() endpointStatus {
-	n := func(i int) uint64 { return ep.requests[i].Load() }
 	s := endpointStatus{
 		Path: ep.path, HeldRequests: ep.held.Load(), Objective: objectiveNow(),
-		Requests: requestCounts{OK: n(0), RPCError: n(1), ToolError: n(2), HTTPError: n(3), Unavailable: n(4)},
+		Requests: ep.requests.now(),
 	}
 	for _, a := range ep.availability(time.Now()) {
 		w := windowStatus{Window: a.Window, Source: a.Source, Traffic: a.Traffic, Probes: a.Probes}

@@ -323,7 +323,7 @@ func (g *group) memberOf(dial string) *member {
 //	    health_path <path>
 //	    fresh       on|off
 //	    require_auth on|off
-//	    error_rate  <percent>
+//	    error_rate  <percent>|off
 //	    watch       on|off
 //	    passive     on|off
 //	    slow_start   <duration>

@@ -375,7 +375,7 @@ func (g *Guard) sessionLost(t *transit, was *before, body []byte) error {
 		body = t.firstBytes(true)
 	}
 	id := mcphealth.RequestID(body[:min(len(body), mcphealth.MaxIDBody)])
-	mcphealth.SessionLost(t.req.Method, id, reason).Send(t)
+	t.standIn(mcphealth.SessionLost(t.req.Method, id, reason))
 	return nil
 }
 

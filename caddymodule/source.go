@@ -190,7 +190,7 @@ func (s *Source) ResetCache(r *http.Request) error {
 //	    health_path <path>
 //	    fresh       on|off
 //	    require_auth on|off
-//	    error_rate  <percent>
+//	    error_rate  <percent>|off
 //	    watch       on|off
 //	    passive     on|off
 //	    slow_start   <duration>

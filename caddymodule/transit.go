@@ -9,7 +9,6 @@ import (
 	"net/url"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,14 +24,6 @@ import (
 // a dial that a transport began for a request may read after the request got
 // another connection, so that a write to it could end the process.
 type transitKey struct{}
-
-const (
-	// maxLooks and maxLook bound the search for a real answer in what passes: the
-	// first 4 KiB of the first write, or of the first 8 of an event stream, which
-	// may begin with comments and events of other kinds.
-	maxLooks = 8
-	maxLook  = 4 << 10
-)
 
 const (
 	// idWait is how long a client that is refused may take to send the id of its
@@ -60,11 +51,13 @@ type transit struct {
 	replay   *replay // the held body, once it was sent again
 	ticket   ticket
 	picked   pick
-	status   int    // of the answer; 0: nothing was written
-	looks    int    // writes that are still looked at
-	media    string // Content-Type of the answer, while it is looked at
-	returned bool   // the handler did not panic
-	over     bool   // the guard has returned
+	status   int  // of the answer; 0: nothing was written
+	standsIn bool // the guard answers in place of an upstream
+	left     bool // the client has left before there was an answer
+	returned bool // the handler did not panic
+	over     bool // the guard has returned
+
+	outcome mcphealth.OutcomeReader // of a JSON-RPC answer
 
 	// mayHaveRun: an earlier try may have reached an upstream, whatever the last
 	// one says.
@@ -191,7 +184,7 @@ func (t *transit) WriteHeader(status int) {
 	t.ResponseWriter.WriteHeader(status)
 }
 
-// answerBegins decides whether the answer is worth a look, as proof of life.
+// answerBegins decides whether the answer is read, as proof of life and for its outcome.
 func (t *transit) answerBegins() {
 	if t.body != nil {
 		t.body.letGo()
@@ -199,17 +192,20 @@ func (t *transit) answerBegins() {
 	t.findPick()
 	t.stampTicket()
 	t.hearDrain()
-	if t.picked.member == nil || t.picked.done {
+	if t.standsIn || t.picked.group == nil {
 		return
 	}
-	if t.req.Method != http.MethodPost {
+	if t.status != http.StatusOK || t.req.Method != http.MethodPost || !t.outcome.Begin(fieldOf(t.Header(), "Content-Type"), fieldOf(t.Header(), "Content-Encoding")) {
 		t.settle()
-		return
 	}
-	t.looks, t.media = 1, t.Header().Get("Content-Type")
-	if strings.HasPrefix(t.media, "text/event-stream") {
-		t.looks = maxLooks
+}
+
+// fieldOf is the first value of a header field whose name is spelled as Go spells it.
+func fieldOf(h http.Header, name string) string {
+	if values := h[name]; len(values) > 0 {
+		return values[0]
 	}
+	return ""
 }
 
 // findPick finds out what was picked by name only.
@@ -223,42 +219,47 @@ func (t *transit) findPick() {
 	}
 }
 
-// Write passes p on, and looks at it if the answer has just begun.
+// Write passes p on, and reads it on its way.
 func (t *transit) Write(p []byte) (int, error) {
 	if t.status == 0 {
 		t.WriteHeader(http.StatusOK)
 	}
-	if t.looks > 0 {
-		t.look(p)
+	if t.outcome.Active() {
+		t.read(p)
 	}
 	return t.ResponseWriter.Write(p)
 }
 
-func (t *transit) look(p []byte) {
-	t.looks--
-	first := p[:min(len(p), maxLook)]
-	if mcphealth.IsRPCAnswer(t.status, t.media, first) {
-		t.looks = 0
+// read tells the picked upstream's checker of the first JSON-RPC that passes.
+func (t *transit) read(p []byte) {
+	t.outcome.Write(p)
+	switch m := t.picked.member; {
+	case m == nil || t.picked.done:
+	case t.outcome.IsRPC():
 		t.picked.done = true
-		t.picked.member.answered(t.req.Host, mcphealth.IsRPCFailure(t.status, t.media, first))
-	} else if t.looks == 0 {
+		m.answered(t.req.Host)
+	case !t.outcome.Active():
 		t.settle()
 	}
 }
 
-// lookPool is for what ReadFrom looks at.
-var lookPool = sync.Pool{New: func() any { return new([maxLook]byte) }}
+// readSize is how much of what ReadFrom passes on is read at a time: 32 KiB, as Go's
+// own copies do.
+const readSize = 32 << 10
 
-// ReadFrom passes r on, the first part by Write if it is to be looked at.
+// readPool is for what ReadFrom reads.
+var readPool = sync.Pool{New: func() any { return new([readSize]byte) }}
+
+// ReadFrom passes r on, by Write as long as it is to be read.
 func (t *transit) ReadFrom(r io.Reader) (n int64, err error) {
 	if t.status == 0 {
 		t.WriteHeader(http.StatusOK)
 	}
-	for t.looks > 0 {
-		buf := lookPool.Get().(*[maxLook]byte)
+	for t.outcome.Active() {
+		buf := readPool.Get().(*[readSize]byte)
 		nr, rerr := r.Read(buf[:])
 		nw, werr := t.Write(buf[:nr])
-		lookPool.Put(buf)
+		readPool.Put(buf)
 		n += int64(nw)
 		switch {
 		case werr != nil:
@@ -303,7 +304,7 @@ func (t *transit) failed(reason mcphealth.Reason) {
 // an answer, while the client was still there, lost its upstream.
 func (t *transit) end() {
 	m := t.picked.member
-	if !t.returned && t.status != 0 && m != nil && t.req.Context().Err() == nil {
+	if t.brokeOff() && t.status != 0 && m != nil {
 		if t.picked.done {
 			m.sent() // its account was closed when the answer began
 		}
@@ -311,11 +312,60 @@ func (t *transit) end() {
 		m.failed(mcphealth.Reset)
 	}
 	t.settle()
+	t.count()
 	t.over = true
 	if t.body != nil {
 		t.body.letGo()
 	}
 }
+
+// standIn sends the guard's own answer in place of an upstream's.
+func (t *transit) standIn(a mcphealth.Answer) {
+	t.standsIn = true
+	a.Send(t)
+}
+
+// clientLeft ends a request whose client has left.
+func (t *transit) clientLeft() {
+	t.left = true
+	t.WriteHeader(statusClientGone)
+}
+
+// count counts the request by how it ended. One whose client left before there was an
+// answer tells nothing.
+func (t *transit) count() {
+	group := t.picked.group
+	if group == nil || t.status == 0 || t.left {
+		return
+	}
+	m := t.picked.member
+	if m == nil {
+		m = t.picked.owner
+	}
+	outcome, wasted := outcomeUnavailable, true
+	switch {
+	case t.standsIn:
+	case t.brokeOff():
+		outcome = outcomeHTTPError
+	case t.status >= http.StatusBadRequest:
+		outcome, wasted = outcomeHTTPError, t.status >= http.StatusInternalServerError
+	default:
+		outcome, wasted = outcomeIndex(t.outcome.Outcome()), t.outcome.IsInternal()
+		if m != nil && t.outcome.IsRPC() {
+			m.served(wasted || outcome == outcomeToolError)
+		}
+	}
+	a := group.nobody.Load()
+	if m != nil && m.entry != nil {
+		a = m.entry.account
+	}
+	if a != nil {
+		a.served(outcome, wasted)
+	}
+}
+
+// brokeOff reports whether the answer ended in the middle, while the client was there.
+func (t *transit) brokeOff() bool { return !t.returned && t.req.Context().Err() == nil }
 
 // before is what a request and its answer's headers were when they came to the
 // guard: handlers may change them, and a request that is sent on again must be as
