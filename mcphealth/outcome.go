@@ -34,6 +34,7 @@ type OutcomeReader struct {
 	active bool
 	worst  finality
 	rpc    bool
+	mark   int // how many bytes of a byte order mark it began with; 3: what follows is it
 
 	// Of an event stream: the line that is being read.
 	stream bool
@@ -41,7 +42,6 @@ type OutcomeReader struct {
 	name   int  // how many bytes of "data" the field's name has
 	any    bool // the line is not empty
 	cr     bool // the last line ended with CR: an LF that follows belongs to it
-	mark   int  // how many bytes of a byte order mark the stream began with; 3: it is over
 	data   bool // the event has a line of data
 }
 
@@ -89,6 +89,7 @@ func (r *OutcomeReader) Write(p []byte) {
 	if !r.active {
 		return
 	}
+	p = r.afterMark(p)
 	if r.stream {
 		r.events(p)
 		return
@@ -128,7 +129,24 @@ func (r *OutcomeReader) take() {
 	r.rpc = r.rpc || r.doc.rpc
 }
 
-var byteOrderMark = []byte("\xef\xbb\xbf")
+// afterMark is p without the byte order mark that the answer may begin with.
+func (r *OutcomeReader) afterMark(p []byte) []byte {
+	for len(p) > 0 && r.mark < len(byteOrderMark) {
+		if p[0] == byteOrderMark[r.mark] {
+			r.mark++
+			p = p[1:]
+			continue
+		}
+		if r.mark > 0 { // a part of one: no JSON, and some other field
+			r.line, r.any = inOther, true
+			if !r.stream {
+				r.doc.state = docOver
+			}
+		}
+		r.mark = len(byteOrderMark)
+	}
+	return p
+}
 
 // events reads a part of a text/event-stream, as the HTML standard §9.2.6 has it.
 func (r *OutcomeReader) events(p []byte) {
@@ -142,17 +160,6 @@ func (r *OutcomeReader) events(p []byte) {
 				i++
 				continue
 			}
-		}
-		if r.mark < len(byteOrderMark) {
-			if c == byteOrderMark[r.mark] {
-				r.mark++
-				i++
-				continue
-			}
-			if r.mark > 0 { // only a part of one: some other field
-				r.line, r.any = inOther, true
-			}
-			r.mark = len(byteOrderMark)
 		}
 		if r.line == inName {
 			i++

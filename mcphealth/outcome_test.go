@@ -59,6 +59,9 @@ func TestOutcomeReader(t *testing.T) {
 		{"another version", jsonMedia, `{"jsonrpc":"1.0","error":{}}`, "ok none"},
 		{"no JSON", jsonMedia, `<p>"jsonrpc":"2.0"`, "ok none"},
 		{"nothing", jsonMedia, ``, "ok none"},
+		{"a byte order mark", jsonMedia, byteOrderMark + `{"jsonrpc":"2.0","error":{}}`, "rpc_error"},
+		{"half of one", jsonMedia, "\xef\xbb" + `{"jsonrpc":"2.0","error":{}}`, "ok none"},
+		{"half of one, then an event", eventMedia, "\xefdata: {\"jsonrpc\":\"2.0\",\"error\":{}}\n\n", "ok none"},
 		{"with a charset", "application/json; charset=utf-8", `{"jsonrpc":"2.0","error":{}}`, "rpc_error"},
 		{"a page that quotes it", "text/html", `{"jsonrpc":"2.0","error":{}}`, "ok none"},
 
@@ -221,6 +224,7 @@ func FuzzOutcome(f *testing.F) {
 		var worst finality
 		rpc := false
 		if !stream {
+			body = bytes.TrimPrefix(body, []byte(byteOrderMark))
 			if !json.Valid(body) {
 				return
 			}
