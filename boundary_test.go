@@ -29,7 +29,7 @@ var interpreted = []string{"mcphealth", "traefikplugin"}
 var arrows = map[string][]string{
 	"mcphealth":        nil,
 	"traefikplugin":    {"mcphealth"},
-	"caddymodule":      {"mcphealth"},
+	"caddymodule":      {"mcphealth", "docs"},
 	"cmd/mcphealth":    {"mcphealth", "internal/stdio", "internal/explain"},
 	"internal/stdio":   {"mcphealth"},
 	"internal/explain": {"mcphealth", "docs"},

@@ -38,6 +38,11 @@ type endpointStatus struct {
 	// Availability is over 5m, 30m, 1h, 6h and 3d, in that order.
 	Availability []windowStatus `json:"availability"`
 
+	// LastHour is the availability of each of the last 60 minutes, Last3Days that of each
+	// of the last 72 hours, the oldest first; null where nothing is known.
+	LastHour  []*float64 `json:"last_hour"`
+	Last3Days []*float64 `json:"last_3d"`
+
 	Upstreams []upstreamDetail `json:"upstreams"`
 }
 
@@ -611,7 +616,25 @@ func (ep *endpoint) status() endpointStatus {
 		}
 		s.Availability = append(s.Availability, w)
 	}
+	s.LastHour, s.Last3Days = ep.past(time.Now())
 	return s
+}
+
+// past is the availability of the last 60 minutes and 72 hours.
+func (ep *endpoint) past(now time.Time) (minutes, hours []*float64) {
+	ep.mu.Lock()
+	defer ep.mu.Unlock()
+	known := func(all []mcphealth.Availability) []*float64 {
+		shares := make([]*float64, len(all))
+		for i, a := range all {
+			if a.Source != "" {
+				shares[i] = &a.Good
+			}
+		}
+		return shares
+	}
+	t := ep.totals()
+	return known(ep.budget.Past(now, t, time.Minute, 60, objectiveNow())), known(ep.budget.Past(now, t, time.Hour, 72, objectiveNow()))
 }
 
 // keepBudgets remembers the totals of all endpoints until ctx ends.

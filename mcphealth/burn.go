@@ -124,6 +124,29 @@ func (b *Budget) Over(now time.Time, t Totals, objective float64) []Availability
 	return all
 }
 
+// Past is what the endpoint was worth in each of the last n spans of time until now,
+// the oldest first; Source is "" where nothing is known. A span is a multiple of 10 s
+// within the last hour, or of 10 min within three days.
+func (b *Budget) Past(now time.Time, t Totals, span time.Duration, n int, objective float64) []Availability {
+	b.Observe(now, t)
+	age := now.Sub(b.born)
+	h := &b.fine
+	if span*time.Duration(n) > time.Hour {
+		h = &b.coarse
+	}
+	all := make([]Availability, 0, n)
+	from := h.before(age - span*time.Duration(n))
+	for i := n - 1; i >= 0; i-- {
+		to := t
+		if i > 0 {
+			to = h.before(age - span*time.Duration(i))
+		}
+		all = append(all, availability("", to.minus(from), objective))
+		from = to
+	}
+	return all
+}
+
 func availability(window string, t Totals, objective float64) Availability {
 	a := Availability{Window: window, Traffic: t.Traffic, Probes: t.Probes}
 	var bad float64

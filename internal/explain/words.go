@@ -2,8 +2,6 @@ package explain
 
 import (
 	"net/http"
-	"regexp"
-	"strings"
 
 	"github.com/mcphealth/mcphealth/docs"
 	"github.com/mcphealth/mcphealth/mcphealth"
@@ -60,14 +58,4 @@ func whyFalselyUp(o outcome) string {
 }
 
 // Words says what a reason means and what to do about it, as docs/verdicts.md does.
-func Words(r mcphealth.Reason) (meaning, advice string) {
-	for line := range strings.Lines(docs.Verdicts) {
-		if m := row.FindStringSubmatch(strings.TrimSpace(line)); m != nil && m[1] == string(r) {
-			return strings.ReplaceAll(m[2], "`", ""), strings.ReplaceAll(m[3], "`", "")
-		}
-	}
-	return "", ""
-}
-
-// row is a reason's row: word, meaning, example on the wire, what to do.
-var row = regexp.MustCompile("^\\| `([a-z_]+)` \\| (.+) \\| .+ \\| (.+) \\|$")
+func Words(r mcphealth.Reason) (meaning, advice string) { return docs.Words(string(r)) }
