@@ -12,7 +12,7 @@ SOURCES := $(shell find mcphealth caddymodule cmd internal docs -name '*.go' -no
 # In CI, tests with real processes get a second chance; see .ci/again.
 AGAIN := $(if $(CI),$(CURDIR)/.ci/again,)
 
-.PHONY: help run build test yaegi adapt suite e2e traefik accuracy bench fuzz flake lint vuln clean
+.PHONY: help run build test yaegi adapt suite e2e traefik reliability accuracy bench fuzz flake lint vuln clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -59,6 +59,9 @@ traefik: ## a real Traefik with the plugin, file and Docker providers (installs 
 	test/traefik/install
 	cd test/traefik && go vet ./... && $(AGAIN) go test -timeout 30m -count=1 ./...
 	$(AGAIN) test/suite/judge-traefik
+
+reliability: build ## hostile peers, faults on the wire, kills at random, against Caddy and Traefik
+	cd test/reliability && go vet ./... && $(AGAIN) go test -timeout 20m -count=1 ./...
 
 accuracy: build ## the bug cases judged by Caddy, Traefik, HAProxy and us (installs Debian's haproxy)
 	bench/accuracy/install

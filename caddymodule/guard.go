@@ -209,12 +209,26 @@ func (g *Guard) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp
 	}
 
 	err := next.ServeHTTP(t, r)
+	if err == nil && t.unanswered() {
+		err = g.conclude(t, was, sent, mcphealth.NotMCP, errNoAnswer)
+	}
 	if err != nil && t.status == 0 {
 		err = g.rescue(t, was, next, err)
 	}
 	t.hideTicket(r)
 	t.returned = true
 	return err
+}
+
+// errNoAnswer: reverse_proxy gave up without an error, as it does where an upstream
+// switches protocols that nobody asked for. The client would get an empty 200.
+var errNoAnswer = errors.New("the upstream's answer was no answer to the request")
+
+// unanswered reports whether a call went to an upstream, and nothing came of it.
+func (t *transit) unanswered() bool {
+	g := t.picked.group
+	return t.status == 0 && g != nil && !t.picked.none && t.req.Method == http.MethodPost &&
+		len(g.handler.HandleResponse) == 0 && t.req.Context().Err() == nil
 }
 
 // isMetadata reports whether r asks for a document about the server, such as OAuth

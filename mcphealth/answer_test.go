@@ -33,6 +33,7 @@ func TestRequestID(t *testing.T) {
 		{"cut off before the id", `{"method":"tools/call","params":{"x":"aaaa`, `null`},
 		{"cut off in the id", `{"method":"ping","id":"abc`, `null`},
 		{"too long an id", `{"id":"` + strings.Repeat("x", 2000) + `","method":"ping"}`, `null`},
+		{"no UTF-8", "{\"id\":\"\xff\xfe\",\"method\":\"ping\"}", `null`},
 		{"white space", " \n {\t\"id\" : 6 , \"method\":\"ping\"}", `6`},
 	}
 	for _, tt := range tests {

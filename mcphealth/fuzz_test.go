@@ -56,7 +56,7 @@ func idByMap(body []byte) (id string, ok bool) {
 	switch {
 	case hasID && !hasMethod, hasMethod && !hasID:
 		return "", true // a response, a notification: nothing to answer
-	case !hasID || len(raw) > maxID || strings.ContainsAny(string(raw[:1]), "{[tfn"):
+	case !hasID || len(raw) > maxID || !utf8.Valid(raw) || strings.ContainsAny(string(raw[:1]), "{[tfn"):
 		return "null", true
 	}
 	return string(raw), true

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"net/http"
+	"unicode/utf8"
 )
 
 // message is one JSON-RPC 2.0 message, read as far as a probe needs it.
@@ -201,7 +202,7 @@ func OpensSession(httpMethod string, first []byte) bool {
 // idFrom keeps a string or number as it was written.
 func idFrom(raw json.RawMessage) ID {
 	raw = bytes.TrimSpace(raw)
-	if len(raw) == 0 || len(raw) > maxID {
+	if len(raw) == 0 || len(raw) > maxID || !utf8.Valid(raw) { // JSON is UTF-8 (RFC 8259 §8.1)
 		return NullID
 	}
 	if c := raw[0]; c == '"' || c == '-' || (c >= '0' && c <= '9') {

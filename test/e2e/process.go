@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"os"
 	"os/exec"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -74,6 +76,33 @@ func (p *Process) Running() bool {
 	default:
 		return true
 	}
+}
+
+// RSS is its resident memory in MiB.
+func (p *Process) RSS(t testing.TB) int { return p.memory(t, "VmRSS") }
+
+// Peak is the most that its resident memory was since ResetPeak, in MiB.
+func (p *Process) Peak(t testing.TB) int { return p.memory(t, "VmHWM") }
+
+// ResetPeak begins a new measurement (proc(5), clear_refs).
+func (p *Process) ResetPeak(t testing.TB) {
+	t.Helper()
+	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", p.PID()), []byte("5"), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (p *Process) memory(t testing.TB, field string) (mib int) {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(b), "\n"+field+":")
+	if _, err := fmt.Sscan(rest, &mib); err != nil {
+		t.Fatalf("%s of %v: %v", field, p.cmd.Args, err)
+	}
+	return mib >> 10
 }
 
 // Output is what it has printed so far, on stdout and stderr.

@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -113,7 +112,7 @@ func Start(t testing.TB, o Options) *Traefik {
 	}
 	tr.run(t, web, append(flags, o.Flags...))
 	if o.Dynamic != "" {
-		await(t, 10*time.Second, "routers known", func() bool { return strings.Contains(tr.config(t), "@file") })
+		tr.awaitApplied(t, 1)
 	}
 	return tr
 }
@@ -174,26 +173,24 @@ func (tr *Traefik) applied() int {
 	return strings.Count(tr.Output(), "Configuration received")
 }
 
-var statuses = regexp.MustCompile(`"serverStatus":\{[^}]*\}`)
-
-// config is what Traefik serves now, as its API says: that is a router of the same
-// configuration.
-func (tr *Traefik) config(t testing.TB) string {
+func (tr *Traefik) awaitApplied(t testing.TB, n int) {
 	t.Helper()
-	all := ""
-	for _, what := range []string{"routers", "middlewares", "services"} {
-		_, body := get(t, tr.API+"/api/http/"+what)
-		all += statuses.ReplaceAllString(body, "")
+	if n > 1 { // the first one shows in the API; a quiet log does not tell
+		await(t, 10*time.Second, "configuration applied", func() bool { return tr.applied() >= n })
 	}
-	return all
+	await(t, 10*time.Second, "routers known", func() bool {
+		_, body := get(t, tr.API+"/api/http/routers")
+		return strings.Contains(body, "@file")
+	})
+	time.Sleep(200 * time.Millisecond) // received, throttled, then applied
 }
 
-// Reload replaces the configuration by another one and waits until it is applied.
+// Reload replaces the configuration and waits until it is applied.
 func (tr *Traefik) Reload(t testing.TB, dynamic string) {
 	t.Helper()
-	before := tr.config(t)
+	n := tr.applied()
 	tr.write(t, dynamic)
-	await(t, 10*time.Second, "configuration applied", func() bool { return tr.config(t) != before })
+	tr.awaitApplied(t, n+1)
 }
 
 // Goroutines is how many run in Traefik, those of open connections aside (idle ones
@@ -220,18 +217,6 @@ func (tr *Traefik) Goroutines(t testing.TB) int {
 		t.Fatalf("no goroutines in %.200q", body)
 	}
 	return all
-}
-
-// RSS is its resident memory in MiB.
-func (tr *Traefik) RSS(t testing.TB) int {
-	t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", tr.PID()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var size, rss int
-	fmt.Sscan(string(b), &size, &rss)
-	return rss * os.Getpagesize() >> 20
 }
 
 func get(t testing.TB, url string) (int, string) {
