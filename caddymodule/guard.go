@@ -75,6 +75,10 @@ type Guard struct {
 	// replaced. Default: one that is generated and kept in Caddy's storage
 	SessionKey string `json:"session_key,omitempty"`
 
+	// Secrets of before, newest first: their tags are still read, so that a new key
+	// ends no session. Default: none
+	OldSessionKeys []string `json:"old_session_keys,omitempty"`
+
 	// How long the requests of a session wait for their upstream, counted from when
 	// it went down or was missing first, before they are lost. Default: `30s`
 	SessionGrace *caddy.Duration `json:"session_grace,omitempty"`
@@ -95,7 +99,8 @@ type Guard struct {
 	counted bool
 	seen    map[string]bool // options that the Caddyfile gave
 
-	key          *mcphealth.SessionKey // nil: not sticky
+	key          *mcphealth.SessionKey   // nil: not sticky
+	keys         []*mcphealth.SessionKey // that one, and those whose tags are read, too
 	grace        time.Duration
 	keepLost     bool // on_lost 503
 	drainTimeout time.Duration
@@ -141,10 +146,13 @@ func (g *Guard) provisionSessions(ctx caddy.Context) (err error) {
 	g.drainTimeout = time.Duration(or(g.DrainTimeout, caddy.Duration(defaultDrainTimeout)))
 	g.keepLost = g.OnLost == onLost503
 	if g.Sticky {
-		g.key, err = sessionKey(ctx, g.SessionKey)
+		g.keys, err = sessionKeys(ctx, g.SessionKey, g.OldSessionKeys)
+		if err == nil {
+			g.key = g.keys[0]
+		}
 		return err
 	}
-	if g.SessionKey != "" || g.SessionGrace != nil || g.OnLost != "" || g.DrainTimeout != 0 {
+	if g.SessionKey != "" || g.OldSessionKeys != nil || g.SessionGrace != nil || g.OnLost != "" || g.DrainTimeout != 0 {
 		g.log.Warn("options for sessions have no effect without sticky")
 	}
 	return nil
@@ -553,6 +561,7 @@ func parseGuard(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 //
 //	    sticky        [on|off]
 //	    session_key   <key>
+//	    old_session_keys <keys...>
 //	    session_grace <duration>
 //	    on_lost       404|503
 //	    drain_timeout <duration>
@@ -577,7 +586,7 @@ func (g *Guard) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 }
 
 // guardOptions are the names that the guard knows.
-var guardOptions = []string{"hold", "hold_max", "retry_after", "sticky", "session_key", "session_grace", "on_lost", "drain_timeout"}
+var guardOptions = []string{"hold", "hold_max", "retry_after", "sticky", "session_key", "old_session_keys", "session_grace", "on_lost", "drain_timeout"}
 
 // unmarshalOption reads the option that d stands on, if it is one of the guard's.
 func (g *Guard) unmarshalOption(d *caddyfile.Dispenser) (known bool, err error) {
@@ -593,8 +602,15 @@ func (g *Guard) unmarshalOption(d *caddyfile.Dispenser) (known bool, err error) 
 	}
 	g.seen[name] = true
 	args := d.RemainingArgs()
-	if name == "sticky" && len(args) == 0 {
+	switch {
+	case name == "sticky" && len(args) == 0:
 		args = []string{"on"}
+	case name == "old_session_keys" && len(args) > 0:
+		if slices.Contains(args, "") {
+			return true, d.Errf("bad value of '%s': %v", name, errNoSecret)
+		}
+		g.OldSessionKeys = args
+		return true, nil
 	}
 	if len(args) != 1 {
 		return true, d.Errf("wrong argument count after '%s': want one value", name)
@@ -604,6 +620,8 @@ func (g *Guard) unmarshalOption(d *caddyfile.Dispenser) (known bool, err error) 
 	}
 	return true, nil
 }
+
+var errNoSecret = errors.New("'': want a secret, or a placeholder such as {env.MCP_SESSION_KEY}")
 
 func (g *Guard) setOption(name, arg string) (err error) {
 	switch name {
@@ -624,7 +642,7 @@ func (g *Guard) setOption(name, arg string) (err error) {
 		}
 	case "session_key":
 		if arg == "" {
-			return errors.New("'': want a secret, or a placeholder such as {env.MCP_SESSION_KEY}")
+			return errNoSecret
 		}
 		g.SessionKey = arg
 	case "session_grace":

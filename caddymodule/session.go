@@ -24,9 +24,10 @@ const (
 
 // A ticket is what a request says of the session that it belongs to.
 type ticket struct {
-	guard  *Guard // nil: it is not sticky
-	given  string // the id as the client has it; "": none, or none that is looked at
-	id     string // as the upstream has it
+	guard  *Guard                // nil: it is not sticky
+	key    *mcphealth.SessionKey // what the tag was made with
+	given  string                // the id as the client has it; "": none, or none that is looked at
+	id     string                // as the upstream has it
 	owner  mcphealth.Owner
 	pinned bool // the owner is known, and nobody else is asked
 }
@@ -43,7 +44,12 @@ func (t *transit) readTicket(g *Guard, r *http.Request) {
 	if v := r.Header[versionField]; len(v) > 0 && !mcphealth.HasSessions(v[0]) {
 		return
 	}
-	t.ticket.id, t.ticket.owner, t.ticket.pinned = g.key.Split(values[0])
+	for _, t.ticket.key = range g.keys {
+		t.ticket.id, t.ticket.owner, t.ticket.pinned = t.ticket.key.Split(values[0])
+		if t.ticket.pinned {
+			break
+		}
+	}
 	t.showTicket(r)
 }
 
@@ -148,20 +154,24 @@ func ownerName(dial string) string {
 	return dial // it depends on the request
 }
 
-// named is an upstream's name under one key.
+// named is an upstream's name under one key. There are as many as the configuration
+// has keys.
 type named struct {
 	key   *mcphealth.SessionKey
 	owner mcphealth.Owner
+	next  *named
 }
 
-// owner is the member's name under the key, which seldom is another one than last
-// time.
+// owner is the member's name under the key.
 func (m *member) owner(key *mcphealth.SessionKey) mcphealth.Owner {
-	n := m.named.Load()
-	if n == nil || n.key != key {
-		n = &named{key, key.Owner(ownerName(m.dial))}
-		m.named.Store(n)
+	all := m.named.Load()
+	for n := all; n != nil; n = n.next {
+		if n.key == key {
+			return n.owner
+		}
 	}
+	n := &named{key, key.Owner(ownerName(m.dial)), all}
+	m.named.Store(n)
 	return n.owner
 }
 
@@ -169,14 +179,14 @@ func (m *member) owner(key *mcphealth.SessionKey) mcphealth.Owner {
 // whether it can take the request. It notes in t what keeps it from that: nobody
 // else may be asked, for nobody else knows the session.
 func (g *group) selectOwner(t *transit, pool []*reverseproxy.Upstream, members []*member) (int, bool) {
-	guard := t.ticket.guard
+	guard, key := t.ticket.guard, t.ticket.key
 	for i, u := range pool {
 		m := g.memberAt(members, i, u)
 		owner := mcphealth.Owner(0)
 		if m != nil {
-			owner = m.owner(guard.key)
+			owner = m.owner(key)
 		} else {
-			owner = guard.key.Owner(ownerName(u.Dial))
+			owner = key.Owner(ownerName(u.Dial))
 		}
 		if owner != t.ticket.owner {
 			continue
@@ -200,9 +210,9 @@ func (g *group) selectOwner(t *transit, pool []*reverseproxy.Upstream, members [
 		t.picked = p
 		return i, false
 	}
-	p := pick{group: g, none: true, owner: g.unlisted(guard.key, t.ticket.owner), others: g.othersUp(pool, members, -1)}
+	p := pick{group: g, none: true, owner: g.unlisted(key, t.ticket.owner), others: g.othersUp(pool, members, -1)}
 	p.gone = p.owner.goneSince() // it may have been down before it left the list
-	if p.owner == nil && g.app.has(guard.key, t.ticket.owner) {
+	if p.owner == nil && g.app.has(key, t.ticket.owner) {
 		p.goneBy(longAgo, mcphealth.RouteAbsent) // another proxy's: the session never was here
 	} else {
 		p.goneBy(missing.since(t.ticket.owner), mcphealth.RouteAbsent)

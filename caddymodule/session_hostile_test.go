@@ -571,3 +571,39 @@ func TestStickyOpensElsewhere(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, batch.status, "the server's own answer")
 	require.Equal(t, sessionNotFound, batch.body)
 }
+
+// A new key beside the one of before ends no session: the tags that clients have are
+// still read, new ones are the new key's.
+func TestStickyNewKey(t *testing.T) {
+	a, b := newReplica(t, "a"), newReplica(t, "b")
+	a.echoes, b.echoes = true, true
+	const next = "fedcba9876543210"
+	with := func(keys string) string { return guarded("sticky\nsession_key "+keys, a.addr, b.addr) }
+	e := newEdge(t, "", with(secret))
+	waitState(t, a.addr, mcphealth.Up)
+	waitState(t, b.addr, mcphealth.Up)
+	old := []string{e.openAt("a"), e.openAt("b")}
+	e.load("", with(next+"\nold_session_keys "+secret))
+	young := []string{e.openAt("a"), e.openAt("b")}
+	check := func(ids []string) {
+		t.Helper()
+		for range 4 {
+			for _, id := range ids {
+				r := e.in(id)
+				require.Equal(t, openedBy(id), r.servedBy(), "%d %s", r.status, r.body)
+				require.Equal(t, id, r.header.Get("Mcp-Session-Id"))
+			}
+		}
+	}
+	check(append(old, young...))
+	a.kill()
+	waitState(t, a.addr, mcphealth.Down)
+	a.revive()
+	waitState(t, a.addr, mcphealth.Up)
+	check(append(old, young...))
+	e.load("", with(next))
+	check(young)
+	r := e.in(old[0])
+	require.Equal(t, http.StatusNotFound, r.status)
+	require.Equal(t, sessionNotFound, r.body, "a foreign tag goes on as it is")
+}

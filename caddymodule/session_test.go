@@ -324,6 +324,9 @@ func TestStickyKeyErrors(t *testing.T) {
 		}
 		require.ErrorContains(t, err, want)
 		require.ErrorContains(t, err, "session_key")
+		_, err = sessionKeys(caddy.Context{}, secret, []string{key})
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, err, "old_session_keys")
 	}
 }
 
@@ -536,7 +539,7 @@ func TestStickyAllocates(t *testing.T) {
 	p, h := provisioned(t, `{"policy":"mcp_health","interval":"1h"}`, a.addr, b.addr)
 	waitState(t, a.addr, mcphealth.Up)
 	waitState(t, b.addr, mcphealth.Up)
-	g := &Guard{key: keyOf(secret), drainTimeout: time.Hour}
+	g := &Guard{key: keyOf(secret), keys: []*mcphealth.SessionKey{keyOf(secret)}, drainTimeout: time.Hour}
 	owner := g.key.Owner(ownerName(b.addr))
 	id := g.key.Tag("9f86d081-884c-4d63-a3b5-1f0c5e1d2a3b", owner)
 	r := request(t)
@@ -735,7 +738,7 @@ func BenchmarkSticky(b *testing.B) {
 		for _, d := range dials {
 			waitState(b, d, mcphealth.Up)
 		}
-		g := &Guard{key: keyOf(secret), drainTimeout: time.Hour}
+		g := &Guard{key: keyOf(secret), keys: []*mcphealth.SessionKey{keyOf(secret)}, drainTimeout: time.Hour}
 		id := g.key.Tag("9f86d081-884c-4d63-a3b5-1f0c5e1d2a3b", g.key.Owner(ownerName(dials[n-1])))
 		r := request(b)
 		r.Header.Set("Mcp-Session-Id", id)

@@ -39,17 +39,38 @@ func keyOf(secret string) *mcphealth.SessionKey {
 	return k.(*mcphealth.SessionKey)
 }
 
+// sessionKeys are the key, with which tags are made, and those of before.
+func sessionKeys(ctx caddy.Context, configured string, old []string) ([]*mcphealth.SessionKey, error) {
+	key, err := sessionKey(ctx, configured)
+	if err != nil {
+		return nil, err
+	}
+	all := []*mcphealth.SessionKey{key}
+	for _, configured := range old {
+		if key, err = configuredKey("old_session_keys", configured); err != nil {
+			return nil, err
+		}
+		all = append(all, key)
+	}
+	return all, nil
+}
+
+// configuredKey is the key that an option names.
+func configuredKey(option, configured string) (*mcphealth.SessionKey, error) {
+	secret, err := caddy.NewReplacer().ReplaceOrErr(configured, true, true)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", option, err)
+	}
+	if secret = strings.TrimSpace(secret); len(secret) < minSecret {
+		return nil, fmt.Errorf("%s: %d bytes, want at least %d", option, len(secret), minSecret)
+	}
+	return keyOf(secret), nil
+}
+
 // sessionKey is the configured key, or the one in the storage.
 func sessionKey(ctx caddy.Context, configured string) (*mcphealth.SessionKey, error) {
 	if configured != "" {
-		secret, err := caddy.NewReplacer().ReplaceOrErr(configured, true, true)
-		if err != nil {
-			return nil, fmt.Errorf("session_key: %w", err)
-		}
-		if secret = strings.TrimSpace(secret); len(secret) < minSecret {
-			return nil, fmt.Errorf("session_key: %d bytes, want at least %d", len(secret), minSecret)
-		}
-		return keyOf(secret), nil
+		return configuredKey("session_key", configured)
 	}
 	c, cancel := context.WithTimeout(ctx, keyTimeout)
 	defer cancel()
