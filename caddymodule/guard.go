@@ -338,13 +338,14 @@ func (g *Guard) rescue(t *transit, was *before, next caddyhttp.Handler, err erro
 	t.failed(reason)
 	group := t.picked.group
 	reopen := false
-	if t.lost() {
-		body := t.firstBytes(true)
-		if !mcphealth.OpensSession(t.req.Method, body) {
+	if t.ticket.pinned && t.picked.none && t.picked.others {
+		switch body := t.firstBytes(true); {
+		case mcphealth.OpensSession(t.req.Method, body):
+			reopen = true // its client has understood, and only kept the old id
+			t.ticket.letGo()
+		case t.lost():
 			return g.sessionLost(t, was, body)
 		}
-		reopen = true // its client has understood, and only kept the old id
-		t.ticket.letGo()
 	}
 	if !reopen && (g.hold == 0 || g.holding.Load() >= int64(g.HoldMax)) {
 		return g.unavailable(t, was, group, reason, nil, err)
