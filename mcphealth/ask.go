@@ -77,6 +77,7 @@ type answer struct {
 	event   string // the name of the event in which it came, which clients ignore
 	target  string // Location of a redirect that was not followed
 	moved   int    // status of a redirect that was followed
+	at      string // the URL that answered; "" over a carrier
 	took    time.Duration
 }
 
@@ -170,13 +171,15 @@ func (p *Prober) ask(ctx context.Context, q question) answer {
 		return p.askCarried(ctx, q)
 	}
 	start := time.Now()
-	u := *p.url
-	a := p.askAt(ctx, q, &u)
-	if to := p.sameOrigin(a, &u); to != nil {
+	u := p.url
+	a := p.askAt(ctx, q, u)
+	if to := p.sameOrigin(a, u); to != nil {
 		moved := a.status
 		a = p.askAt(ctx, q, to)
 		a.moved = moved
+		u = to
 	}
+	a.at = u.String()
 	a.took = time.Since(start)
 	p.scrub(&a)
 	p.note(a)

@@ -1,6 +1,7 @@
 package mcphealth
 
 import (
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -919,17 +920,24 @@ func sseServer(t *testing.T, answers map[string]string) *depthServer {
 	return serveDepth(t, func(w http.ResponseWriter, a inquiry) {
 		if a.verb == http.MethodGet {
 			w.Header().Set("Content-Type", "text/event-stream")
+			var to io.Writer = w
+			flush := w.(http.Flusher).Flush
+			if answers["gzip"] != "" {
+				w.Header().Set("Content-Encoding", "gzip")
+				z := gzip.NewWriter(w)
+				to, flush = z, func() { _ = z.Flush(); w.(http.Flusher).Flush() }
+			}
 			endpoint := "/messages?session=1"
 			if other, ok := answers["endpoint"]; ok {
 				endpoint = other
 			}
-			_, _ = io.WriteString(w, ": hello\n\nevent: welcome\ndata: {}\n\nevent: endpoint\ndata: "+endpoint+"\n\n")
-			w.(http.Flusher).Flush()
+			_, _ = io.WriteString(to, ": hello\n\nevent: welcome\ndata: {}\n\nevent: endpoint\ndata: "+endpoint+"\n\n")
+			flush()
 			for {
 				select {
 				case message := <-stream:
-					_, _ = io.WriteString(w, "event: message\ndata: "+message+"\n\n")
-					w.(http.Flusher).Flush()
+					_, _ = io.WriteString(to, "event: message\ndata: "+message+"\n\n")
+					flush()
 				case <-a.gone:
 					return
 				}
@@ -974,6 +982,7 @@ func TestEraSSE(t *testing.T) {
 	}{
 		{"the handshake over the stream", map[string]string{"initialize": init}, nil, "ready ok"},
 		{"a ping that wants its answer first", map[string]string{"initialize": init, "before": `{"jsonrpc":"2.0","id":"theirs","method":"ping"}`}, nil, "ready ok"},
+		{"compressed, though nobody asked", map[string]string{"initialize": init, "gzip": "on"}, nil, "ready ok"},
 		{"an endpoint relative to the stream", map[string]string{"initialize": init, "endpoint": "messages?session=1"}, nil, "ready ok"},
 		{"an endpoint as clients see it", map[string]string{"initialize": init, "endpoint": "https://mcp.example.com/messages?session=1"},
 			func(t *Target) { t.Host = "mcp.example.com" }, "ready ok"},

@@ -63,13 +63,13 @@ func (p *Prober) judgeStatus(a answer) finding {
 	case a.sessionDenied():
 		return finding{verdict: Alive, reason: SessionRequired, mcp: true}
 	case a.status == http.StatusBadRequest && a.kind != foreign && badHostWords.MatchString(a.words()):
-		return p.judgeHost()
+		return p.judgeHost(a)
 	case a.status == http.StatusUnauthorized:
 		return p.judgeAuth()
 	case a.status == http.StatusForbidden:
 		return p.judgeForbidden(a)
 	case a.status == http.StatusMisdirectedRequest:
-		return p.judgeHost()
+		return p.judgeHost(a)
 	case a.status == http.StatusTooManyRequests:
 		// Some servers mask an unknown session by a 429 (mcp-gitlab); one that
 		// says when to come back means it.
@@ -105,7 +105,7 @@ func (p *Prober) judgeForbidden(a answer) finding {
 	case a.header.Get("WWW-Authenticate") != "":
 		return p.judgeAuth()
 	case hostWords.MatchString(a.words()):
-		return p.judgeHost()
+		return p.judgeHost(a)
 	case p.credentials():
 		return p.judgeAuth()
 	case a.kind == rpcAnswer:
@@ -114,14 +114,19 @@ func (p *Prober) judgeForbidden(a answer) finding {
 	return finding{verdict: Dead, reason: NotMCP, final: true}
 }
 
-func (p *Prober) judgeHost() finding {
+func (p *Prober) judgeHost(a answer) finding {
 	if p.target.Host != "" {
-		return finding{verdict: Dead, reason: HostRejected, final: true}
+		return finding{verdict: Dead, reason: HostRejected, final: true,
+			detail: fmt.Sprintf("%s; the Host was %q, as clients send it", describe(a), clean(p.target.Host))}
+	}
+	guess := p.host()
+	if guess == "" {
+		guess = p.url.Host
 	}
 	p.learned.Store("") // one client's Host, perhaps no longer served: guess again
 	p.hostWorks.Store(false)
 	return finding{verdict: Unknown, reason: HostGuessed, final: true,
-		detail: "the server refuses the Host of this probe, which was only guessed; configure the one that clients use"}
+		detail: fmt.Sprintf("%s; the Host was %q, only a guess: configure the one that clients use", describe(a), clean(guess))}
 }
 
 // judgeGateway: a 503 that another mcphealth made says that its upstream is

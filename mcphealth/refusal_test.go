@@ -124,6 +124,23 @@ func TestSameOrigin(t *testing.T) {
 	}
 }
 
+// A session that was opened behind a redirect is ended there: Starlette sends /mcp to
+// /mcp/, and a DELETE would be sent there as well and end nothing.
+func TestSessionBehindRedirect(t *testing.T) {
+	d := serveDepth(t, func(w http.ResponseWriter, a inquiry) {
+		if a.path == "/mcp/" {
+			saySessions(nothing)(w, a)
+			return
+		}
+		w.Header().Set("Location", "/mcp/")
+		w.WriteHeader(http.StatusTemporaryRedirect)
+	})
+	probeDepth(t, Target{URL: d.URL + "/mcp"}, "ready ok")
+	if n := d.count(func(a inquiry) bool { return a.verb == http.MethodDelete && a.path == "/mcp/" && a.session == "s-1" }); n != 1 {
+		t.Errorf("asked %s, want the session ended at /mcp/", d.methods())
+	}
+}
+
 // Bitcoin Core has a ping as well, and answers null; Kodi says pong.
 func TestPingOfOthers(t *testing.T) {
 	for _, pong := range []string{"null", `"pong"`} {

@@ -15,6 +15,7 @@ type session struct {
 	open    bool
 	id      string // "" where the server hands out none
 	version string // as negotiated
+	at      string // the URL where it was opened, and is to be ended
 	renewed int    // probes in a row that had to renew it
 
 	fails   int // initializes that failed in a row
@@ -64,9 +65,9 @@ func (p *Prober) initialize(ctx context.Context) finding {
 	case !old.open:
 	case f.verdict == Ready: // the way to the old one was lost; it may still be there
 		p.session.renewed = old.renewed + 1
-		p.end(ctx, old.id, old.version)
+		p.end(ctx, old)
 	case !p.session.open: // the way that comes back may lead to it
-		p.session.open, p.session.id, p.session.version = true, old.id, old.version
+		p.session.open, p.session.id, p.session.version, p.session.at = true, old.id, old.version, old.at
 	}
 	return f
 }
@@ -97,13 +98,13 @@ func (p *Prober) offer(ctx context.Context, version string) finding {
 	}
 	if id != "" {
 		p.opened = true
-		p.session.open, p.session.id, p.session.version = true, id, version
+		p.session.open, p.session.id, p.session.version, p.session.at = true, id, version, f.a.at
 	}
 	if f.verdict != Ready {
 		p.hangUp(ctx) // an error answer may carry a fresh session too (Python SDK 2)
 		return f
 	}
-	p.session = session{open: true, id: id, version: negotiated, renewed: p.session.renewed}
+	p.session = session{open: true, id: id, version: negotiated, at: f.a.at, renewed: p.session.renewed}
 	p.habit = stateful
 	if id == "" {
 		p.habit = stateless // nothing to hold: ask without a session from now on
@@ -190,14 +191,14 @@ func (p *Prober) hangUp(ctx context.Context) {
 	s := p.session
 	p.session.open, p.session.id = false, ""
 	if s.open {
-		p.end(ctx, s.id, s.version)
+		p.end(ctx, s)
 	}
 }
 
 // end ends a session of ours. Whether the server allows that is its business:
 // 404 and 405 are fine (MCP 2025-11-25 "Session Management").
-func (p *Prober) end(ctx context.Context, id, version string) {
-	if id == "" {
+func (p *Prober) end(ctx context.Context, s session) {
+	if s.id == "" {
 		return
 	}
 	wait := endTimeout
@@ -206,14 +207,14 @@ func (p *Prober) end(ctx context.Context, id, version string) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), wait)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodDelete, p.url.String(), nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodDelete, s.at, nil)
 	if err != nil {
 		return
 	}
 	p.common(req)
 	req.Header.Set("Accept", "application/json, text/event-stream")
-	req.Header.Set("Mcp-Session-Id", id)
-	req.Header.Set("MCP-Protocol-Version", version)
+	req.Header.Set("Mcp-Session-Id", s.id)
+	req.Header.Set("MCP-Protocol-Version", s.version)
 	resp, err := p.line.roundTrip(req)
 	if err != nil {
 		return

@@ -22,8 +22,8 @@ func (p *Prober) eventStream(ctx context.Context) finding {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the stream, and the session with it
 	a := answer{q: question{method: "initialize"}}
-	body := p.openStream(ctx, &a)
-	if body == nil {
+	opened := p.openStream(ctx, &a)
+	if opened == nil {
 		p.scrub(&a)
 		p.note(a)
 		f := p.judge(a)
@@ -32,13 +32,12 @@ func (p *Prober) eventStream(ctx context.Context) finding {
 		}
 		return p.sum([]finding{f})
 	}
-	defer body.Close()
+	defer opened.Body.Close()
 	limit := maxAnswer
 	if len(p.target.ExpectTools) > 0 {
 		limit += maxToolList
 	}
-	events := newSSEReader(body, limit)
-	post, err := p.endpoint(events)
+	events, post, err := p.endpoint(opened, limit)
 	if err != nil {
 		a.err = err
 		a.reason = bodyReason(ctx, err)
@@ -53,7 +52,7 @@ func (p *Prober) eventStream(ctx context.Context) finding {
 }
 
 // openStream GETs the stream; without one, a says what came instead.
-func (p *Prober) openStream(ctx context.Context, a *answer) io.ReadCloser {
+func (p *Prober) openStream(ctx context.Context, a *answer) *http.Response {
 	start := time.Now()
 	stage := &stage{}
 	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(ctx, stage.trace()), http.MethodGet, p.url.String(), nil)
@@ -76,27 +75,32 @@ func (p *Prober) openStream(ctx context.Context, a *answer) io.ReadCloser {
 		_ = resp.Body.Close()
 		return nil
 	}
-	return resp.Body
+	return resp
 }
 
 // endpoint reads the event that names where to post. It should be the first; the SDKs
 // of Python and TypeScript wait for it.
-func (p *Prober) endpoint(events *sseReader) (*url.URL, error) {
+func (p *Prober) endpoint(stream *http.Response, limit int) (*sseReader, *url.URL, error) {
+	body, err := decoded(stream)
+	if err != nil {
+		return nil, nil, err
+	}
+	events := newSSEReader(body, limit)
 	ev, err := events.next()
 	for err == nil && ev.Name != "endpoint" {
 		ev, err = events.next()
 	}
 	if err == io.EOF {
-		return nil, nil // it ended, or ran on, without the event
+		return nil, nil, nil // it ended, or ran on, without the event
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	to, err := p.url.Parse(string(bytes.TrimSpace(ev.Data)))
 	if err != nil || to.User != nil {
-		return nil, nil
+		return nil, nil, nil
 	}
-	return p.atUpstream(to, p.url), nil
+	return events, p.atUpstream(to, p.url), nil
 }
 
 // overStream asks initialize over the stream, and then whatever deeper the target
