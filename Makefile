@@ -12,7 +12,7 @@ SOURCES := $(shell find mcphealth caddymodule cmd internal docs -name '*.go' -no
 # In CI, tests with real processes get a second chance; see .ci/again.
 AGAIN := $(if $(CI),$(CURDIR)/.ci/again,)
 
-.PHONY: help run build test yaegi adapt suite e2e traefik reliability accuracy bench fuzz flake lint vuln clean
+.PHONY: help run build test yaegi adapt suite e2e traefik reliability soak accuracy bench fuzz flake lint vuln clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -62,6 +62,9 @@ traefik: ## a real Traefik with the plugin, file and Docker providers (installs 
 
 reliability: build ## hostile peers, faults on the wire, kills at random, against Caddy and Traefik
 	cd test/reliability && go vet ./... && $(AGAIN) go test -timeout 20m -count=1 ./...
+
+soak: build ## mixed load with random kills, stops, drains and reloads, for half an hour; SOAK_SEED replays one
+	cd test/reliability && SOAK=$${SOAK:-30m} RELIABILITY_LONG=1 go test -timeout 90m -count=1 -v -run 'Soak|SessionFlood' ./...
 
 accuracy: build ## the bug cases judged by Caddy, Traefik, HAProxy and us (installs Debian's haproxy)
 	bench/accuracy/install

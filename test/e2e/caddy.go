@@ -53,7 +53,7 @@ func StartCaddy(t testing.TB, site string) *Caddy {
 }
 
 func (c *Caddy) config(site string) string {
-	return fmt.Sprintf("{\n\tadmin %s\n\tauto_https off\n\tpersist_config off\n\tgrace_period 2s\n\tlog {\n\t\tlevel WARN\n\t}\n\tservers {\n\t\tprotocols h1 h2c\n\t}\n}\nhttp://127.0.0.1:%d {\n%s\n}\n",
+	return fmt.Sprintf("{\n\tadmin %s\n\tauto_https off\n\tpersist_config off\n\tgrace_period 2s\n\tlog {\n\t\tlevel WARN\n\t}\n\tservers {\n\t\tprotocols h1 h2c\n\t}\n}\nhttp://:%d {\n\tbind 127.0.0.1\n%s\n}\n",
 		strings.TrimPrefix(c.admin, "http://"), c.Port, strings.ReplaceAll(site, "{PORT}", fmt.Sprint(c.Port)))
 }
 
@@ -99,8 +99,8 @@ func (c *Caddy) Upstreams(t testing.TB) map[string]Upstream {
 	return all
 }
 
-// drain has the admin endpoint drain an upstream, or resume.
-func (c *Caddy) drain(t testing.TB, addr, action string) {
+// Drain has the admin endpoint drain an upstream, or resume.
+func (c *Caddy) Drain(t testing.TB, addr, action string) {
 	t.Helper()
 	req, _ := http.NewRequest(http.MethodPost, c.admin+"/mcp_health/upstreams/"+c.Upstreams(t)[addr].ID+"/"+action, nil)
 	req.Close = true
@@ -124,6 +124,9 @@ func (c *Caddy) Goroutines(t testing.TB) int {
 	}
 	return n
 }
+
+// Metrics is what Prometheus would scrape.
+func (c *Caddy) Metrics(t testing.TB) string { t.Helper(); return string(c.get(t, "/metrics")) }
 
 func (c *Caddy) get(t testing.TB, path string) []byte {
 	t.Helper()

@@ -266,7 +266,7 @@ func TestDrainBeforeARestart(t *testing.T) {
 		}
 		old = append(old, s)
 	}
-	r.caddy.drain(t, r.all[0].Addr, "drain")
+	r.caddy.Drain(t, r.all[0].Addr, "drain")
 	for n := range 20 {
 		s, err := Connect(t.Context(), r.caddy.URL())
 		if err != nil {
@@ -285,7 +285,7 @@ func TestDrainBeforeARestart(t *testing.T) {
 	r.all[0].Terminate(t)
 	r.all[0].Restart(t)
 	r.caddy.AwaitState(t, r.all[0].Addr, "up", 5*time.Second)
-	r.caddy.drain(t, r.all[0].Addr, "resume")
+	r.caddy.Drain(t, r.all[0].Addr, "resume")
 	c := RunSessions(t, r.caddy.URL())
 	if c.Whole != Sessions || c.Owners["a"] == 0 {
 		t.Errorf("%v, want all whole, on both", c)

@@ -18,6 +18,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/mcphealth/mcphealth/test/e2e"
 )
 
 // hostileBodies are what clients send while nothing can serve: the edge answers each
@@ -70,15 +72,10 @@ func TestHostileBodies(t *testing.T) {
 	}
 }
 
-// nowhere is an address on which nothing listens, and nothing will.
+// nowhere is an address on which nothing listens until the test does.
 func nowhere(t testing.TB) string {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().String()
+	return fmt.Sprintf("127.0.0.1:%d", e2e.FreePort(t))
 }
 
 func awaitAnswer(t testing.TB, url string, status int) {
