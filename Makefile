@@ -12,7 +12,7 @@ SOURCES := $(shell find mcphealth caddymodule cmd internal docs -name '*.go' -no
 # In CI, tests with real processes get a second chance; see .ci/again.
 AGAIN := $(if $(CI),$(CURDIR)/.ci/again,)
 
-.PHONY: help run build test yaegi adapt suite e2e traefik reliability soak accuracy bench fuzz flake lint vuln clean
+.PHONY: help run build test yaegi adapt suite e2e traefik reliability soak rules accuracy bench fuzz flake lint vuln clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -65,6 +65,10 @@ reliability: build ## hostile peers, faults on the wire, kills at random, agains
 
 soak: build ## mixed load with random kills, stops, drains and reloads, for half an hour; SOAK_SEED replays one
 	cd test/reliability && SOAK=$${SOAK:-30m} RELIABILITY_LONG=1 go test -timeout 90m -count=1 -v -run 'Soak|SessionFlood' ./...
+
+rules: ## Prometheus rules, the Grafana dashboard, metrics (installs Debian's prometheus)
+	examples/prometheus/install
+	go test -count=1 ./caddymodule -run '^(TestRules|TestDashboard|TestMetricsAreWellFormed|TestMetricNames)$$'
 
 accuracy: build ## the bug cases judged by Caddy, Traefik, HAProxy and us (installs Debian's haproxy)
 	bench/accuracy/install

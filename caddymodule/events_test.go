@@ -3,20 +3,94 @@ package caddymodule
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/mcphealth/mcphealth/mcphealth"
 )
 
-func init() { caddy.RegisterModule(testHandler{}) }
+func init() {
+	caddy.RegisterModule(testHandler{})
+	caddy.RegisterModule(new(execHandler))
+}
+
+// execHandler is the part of github.com/mholt/caddy-events-exec that the example
+// needs: the module itself is not on the module proxy that our tests may ask.
+type execHandler struct {
+	Command string   `json:"command"`
+	Args    []string `json:"args,omitempty"`
+}
+
+func (*execHandler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "events.handlers.exec", New: func() caddy.Module { return new(execHandler) }}
+}
+
+func (h *execHandler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next()
+	if !d.Args(&h.Command) {
+		return d.ArgErr()
+	}
+	h.Args = d.RemainingArgs()
+	return nil
+}
+
+func (h *execHandler) Handle(ctx context.Context, _ caddy.Event) error {
+	repl := ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	args := make([]string, len(h.Args))
+	for i, a := range h.Args {
+		args[i] = repl.ReplaceAll(a, "")
+	}
+	out, err := exec.CommandContext(ctx, repl.ReplaceAll(h.Command, ""), args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s: %w", out, err)
+	}
+	return nil
+}
+
+// The example's events reach a webhook, with everything in them.
+func TestWebhookExample(t *testing.T) {
+	if _, err := exec.LookPath("curl"); err != nil {
+		t.Skip("no curl here")
+	}
+	texts := make(chan string, 10)
+	hook := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		var m struct{ Text string }
+		assert.NoError(t, json.NewDecoder(r.Body).Decode(&m))
+		texts <- m.Text
+	}))
+	defer hook.Close()
+	t.Setenv("WEBHOOK_URL", hook.URL)
+	example, err := os.ReadFile("../examples/events/Caddyfile")
+	require.NoError(t, err)
+	validCaddyfile(t, "../examples/events/Caddyfile", string(example))
+	notify, err := filepath.Abs("../examples/events/notify")
+	require.NoError(t, err)
+	options := regexp.MustCompile(`(?s)events \{.*?\n\t\}`).FindString(strings.ReplaceAll(string(example), "/etc/caddy/notify", notify))
+
+	a := newServer(t, "a")
+	newEdge(t, options, guarded("", a.addr))
+	require.Equal(t, a.addr+"/mcp is up again (ok)", <-texts)
+	a.onProbe(html)
+	require.Equal(t, a.addr+"/mcp is down (not_mcp), was up", <-texts)
+	app := apps.current()
+	app.announceBudget(`/"mcp\`, mcphealth.SeverityNone, mcphealth.SeverityPage, []mcphealth.Availability{{Window: "1h", BurnRate: 15.04}})
+	require.Equal(t, `/"mcp\ fails its clients: error budget burns 15 times too fast (page)`, <-texts)
+	app.announceBudget("/mcp", mcphealth.SeverityPage, mcphealth.SeverityNone, nil)
+	require.Equal(t, "/mcp is within its error budget again", <-texts)
+}
 
 // testHandler notes the events that it gets.
 type testHandler struct{}

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/mcphealth/mcphealth/mcphealth"
 )
 
 // pages are the pages that name tests, cases and each other.
@@ -91,6 +93,51 @@ func TestProbeSpecification(t *testing.T) {
 		if !strings.Contains(s, "`Test") && !strings.Contains(s, "| tests | none yet |") {
 			t.Errorf("%q names no test", title)
 		}
+	}
+}
+
+// The runbook has a paragraph for each reason and each alert, and alerts lead to them.
+func TestRunbook(t *testing.T) {
+	page := pages(t)["runbook.md"]
+	anchors := map[string]bool{}
+	for _, m := range regexp.MustCompile(`(?m)^### (\w+)\n\n\w.{10,}$`).FindAllStringSubmatch(page, -1) {
+		anchors[m[1]] = true
+	}
+	rules, err := os.ReadFile("../examples/prometheus/rules.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{}
+	for _, v := range mcphealth.Verdicts() {
+		for _, r := range mcphealth.ReasonsOf(v) {
+			want = append(want, string(r))
+		}
+	}
+	alerts := regexp.MustCompile(`- alert: (\w+)`).FindAllStringSubmatch(string(rules), -1)
+	leads := regexp.MustCompile(`runbook_url: \S+/docs/runbook\.md#(\w+)`).FindAllStringSubmatch(string(rules), -1)
+	if len(alerts) < 10 || len(leads) != len(alerts) {
+		t.Errorf("%d alerts, %d of them lead to the runbook: want at least 10, and all", len(alerts), len(leads))
+	}
+	lower := map[string]bool{}
+	for a := range anchors {
+		lower[strings.ToLower(a)] = true
+	}
+	for i, a := range alerts {
+		if a[1] != "McpCredentialsRejected" { // its reason has one
+			want = append(want, a[1])
+		}
+		if !lower[leads[i][1]] {
+			t.Errorf("%s leads to #%s, which the runbook does not have", a[1], leads[i][1])
+		}
+	}
+	for _, w := range want {
+		if !anchors[w] {
+			t.Errorf("the runbook has no paragraph for %s", w)
+		}
+		delete(anchors, w)
+	}
+	if len(anchors) > 0 {
+		t.Errorf("the runbook has paragraphs for %v, which are no reason and no alert", anchors)
 	}
 }
 
