@@ -52,6 +52,16 @@ func init() {
 // `host` | The Host header, if configured
 // `from`, `to` | State: `up`, `degraded`, `down` or `unknown`
 // `reason` | One word; see docs/verdicts.md
+//
+// The events `budget_burning` and `budget_ok` say that an endpoint spends its error
+// budget too fast, and that it does not any more:
+//
+// Key | Meaning
+// ----|--------
+// `path` | The endpoint
+// `severity` | `page` or `ticket`; of `budget_ok`, what it was
+// `objective` | The share of good requests that is asked for
+// `burn_rate_5m`, `…_30m`, `…_1h`, `…_6h`, `…_3d` | How many times too fast, over each window
 type App struct {
 	Check
 
@@ -193,14 +203,36 @@ func (a *App) announce(e *entry, c mcphealth.Change) {
 	default:
 		return
 	}
-	ev := event{name, map[string]any{
+	a.emit(event{name, map[string]any{
 		"upstream": e.upstream,
 		"path":     e.path,
 		"host":     e.host,
 		"from":     string(c.From),
 		"to":       string(c.To),
 		"reason":   string(c.Reason),
-	}}
+	}})
+}
+
+// announceBudget logs that an endpoint's error budget is spent too fast, or not any
+// more, and emits an event for it.
+func (a *App) announceBudget(path string, was, is mcphealth.Severity, all []mcphealth.Availability) {
+	name, severity, level, message := "budget_burning", is, zapcore.WarnLevel, "error budget is spent too fast"
+	if is == mcphealth.SeverityNone {
+		name, severity, level, message = "budget_ok", was, zapcore.InfoLevel, "error budget is not spent too fast any more"
+	}
+	fields := []zap.Field{zap.String("path", path), zap.String("severity", string(severity)), zap.Float64("objective", objectiveNow())}
+	data := map[string]any{"path": path, "severity": string(severity), "objective": objectiveNow()}
+	for _, w := range all {
+		rate := math.Round(w.BurnRate*10) / 10
+		data["burn_rate_"+w.Window] = rate
+		fields = append(fields, zap.Float64("burn_rate_"+w.Window, rate))
+	}
+	a.logger.Log(level, message, fields...)
+	a.emit(event{name, data})
+}
+
+// emit lets the event out, once every app has started.
+func (a *App) emit(ev event) {
 	a.eventMu.Lock()
 	if !a.ready {
 		a.queue = append(a.queue, ev)

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -143,6 +144,42 @@ func TestEvents(t *testing.T) {
 	}, "want %d events", len(want))
 	require.Equal(t, want, noted.events)
 	require.Equal(t, "mcp_health", noted.origin)
+}
+
+// An error budget that is spent too fast is told once, and so is the end of it: an
+// alert that needs no Prometheus.
+func TestBudgetEvents(t *testing.T) {
+	noted.Lock()
+	noted.events = nil
+	noted.Unlock()
+	a := newServer(t, "a")
+	a.on(answering(http.StatusInternalServerError, "text/plain", "oops"))
+	e := newEdge(t, `events {
+		on budget_burning test
+		on budget_ok test
+	}
+	mcp_health {
+		objective 0.99
+	}`, guarded("", a.addr))
+	waitState(t, a.addr, mcphealth.Up)
+	for range mcphealth.MinRequests {
+		e.call("1")
+	}
+	ep := endpointAt(t, "/mcp")
+	eventually(t, func() bool { return ep.wasted.Load() == mcphealth.MinRequests }, "the requests are not counted")
+	now := time.Now()
+	ep.tick(now)
+	ep.tick(now.Add(time.Second))
+	require.Equal(t, mcphealth.SeverityPage, endpoints()[0].Severity)
+	require.Equal(t, 0.99, endpoints()[0].Objective)
+	ep.tick(now.Add(12 * time.Hour))
+	ep.tick(now.Add(14 * 24 * time.Hour))
+	noted.Lock()
+	defer noted.Unlock()
+	require.Equal(t, []string{
+		`budget_burning {"burn_rate_1h":100,"burn_rate_30m":100,"burn_rate_3d":100,"burn_rate_5m":100,"burn_rate_6h":100,"objective":0.99,"path":"/mcp","severity":"page"}`,
+		`budget_ok {"burn_rate_1h":0,"burn_rate_30m":0,"burn_rate_3d":100,"burn_rate_5m":0,"burn_rate_6h":0,"objective":0.99,"path":"/mcp","severity":"page"}`,
+	}, noted.events)
 }
 
 // admin asks the admin API's own handlers.

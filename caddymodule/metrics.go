@@ -39,6 +39,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 var (
 	descUp          = desc("upstream_up", "Whether the upstream may get requests: 1 if it is up or degraded, 0 if it is down or not known yet.", "upstream", "path")
 	descState       = desc("upstream_state", "1 for the state that the upstream is in.", "upstream", "path", "state")
+	descSince       = desc("upstream_since_timestamp_seconds", "Since when the upstream is in its state, in Unix time, and the reason for it.", "upstream", "path", "state", "reason")
 	descInfo        = desc("upstream_info", "What the upstream's MCP server says of itself.", "upstream", "path", "era", "protocol", "server", "version")
 	descWarning     = desc("upstream_warning", "1 for each warning of the last probe.", "upstream", "path", "warning")
 	descProbes      = desc("probes_total", "Probes that ended, by what they found.", "upstream", "path", "verdict", "reason")
@@ -68,7 +69,7 @@ func registerMetrics(ctx caddy.Context) error {
 
 // Describe names the metrics.
 func (collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descUp, descState, descInfo, descWarning, descProbes, descDuration, descLast,
+	for _, d := range []*prometheus.Desc{descUp, descState, descSince, descInfo, descWarning, descProbes, descDuration, descLast,
 		descNext, descInterval, descTransitions, descRequests, descHeld, descBurn} {
 		ch <- d
 	}
@@ -110,6 +111,7 @@ func (collector) Collect(ch chan<- prometheus.Metric) {
 		for _, s := range states {
 			gauge(descState, oneIf(s == u.State), with(string(s))...)
 		}
+		gauge(descSince, unix(&u.Since), with(string(u.State), string(u.Reason))...)
 		gauge(descInfo, 1, with(a.info(u)...)...)
 		for _, w := range warningWords(u.Warnings) {
 			gauge(descWarning, 1, with(w)...)

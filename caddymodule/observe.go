@@ -35,6 +35,9 @@ type endpointStatus struct {
 	// Objective is the share of good requests that the burn rates are measured by.
 	Objective float64 `json:"objective"`
 
+	// Severity is what the burn rates call for: `page`, `ticket` or `none`.
+	Severity mcphealth.Severity `json:"severity"`
+
 	// Availability is over 5m, 30m, 1h, 6h and 3d, in that order.
 	Availability []windowStatus `json:"availability"`
 
@@ -540,6 +543,8 @@ type endpoint struct {
 	noted  time.Time
 	probes mcphealth.Share // seconds
 	budget *mcphealth.Budget
+
+	severity mcphealth.Severity // that was told last
 }
 
 // stateIndex is where a state is counted; -1: nowhere.
@@ -587,12 +592,18 @@ func (ep *endpoint) totals() mcphealth.Totals {
 	return mcphealth.Totals{Traffic: mcphealth.Share{Good: float64(good), Total: float64(all)}, Probes: ep.probes}
 }
 
-// tick remembers the totals of now.
+// tick remembers the totals of now, and tells if the budget is spent too fast, or not
+// any more.
 func (ep *endpoint) tick(now time.Time) {
+	all := ep.availability(now)
+	is := mcphealth.BurnSeverity(all)
 	ep.mu.Lock()
-	defer ep.mu.Unlock()
-	ep.pass(now)
-	ep.budget.Observe(now, ep.totals())
+	was := cmp.Or(ep.severity, mcphealth.SeverityNone)
+	ep.severity = is
+	ep.mu.Unlock()
+	if app := apps.current(); was != is && app != nil {
+		app.announceBudget(ep.path, was, is, all)
+	}
 }
 
 // availability is over all windows until now.
@@ -609,7 +620,9 @@ func (ep *endpoint) status() endpointStatus {
 		Path: ep.path, HeldRequests: ep.held.Load(), Objective: objectiveNow(),
 		Requests: ep.requests.now(),
 	}
-	for _, a := range ep.availability(time.Now()) {
+	all := ep.availability(time.Now())
+	s.Severity = mcphealth.BurnSeverity(all)
+	for _, a := range all {
 		w := windowStatus{Window: a.Window, Source: a.Source, Traffic: a.Traffic, Probes: a.Probes}
 		if a.Source != "" {
 			w.Availability, w.BurnRate = &a.Good, &a.BurnRate

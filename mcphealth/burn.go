@@ -41,12 +41,12 @@ type Share struct {
 	Total float64 `json:"total"`
 }
 
-// bad is the bad part, 0 to 1.
-func (s Share) bad() float64 {
-	if s.Total <= 0 || s.Good >= s.Total {
+// badOf is the bad part of a whole, 0 to 1.
+func (s Share) badOf(whole float64) float64 {
+	if s.Good >= s.Total || whole <= 0 {
 		return 0
 	}
-	return 1 - s.Good/s.Total
+	return (s.Total - s.Good) / whole
 }
 
 // Totals are what has been counted of an endpoint since it is known; they only grow.
@@ -73,13 +73,51 @@ type Availability struct {
 	Probes  Share // seconds
 	// Source is which of the two decides: "traffic" or "probes"; "" while nothing is
 	// known. The worse one does: probes tell of an outage that no request met, and
-	// requests of failures that no probe meets. Traffic speaks from MinRequests on.
+	// requests of failures that no probe meets. Traffic speaks from MinRequests on, as
+	// a share of the requests; probes as a share of the window, so that ten seconds
+	// after a start burn no more than ten seconds at any other time.
 	Source string
 	// Good is the share of good work, 0 to 1.
 	Good float64
 	// BurnRate is how many times faster than the objective allows the error budget is
 	// being spent: at 1 it lasts exactly as long as the objective's period.
 	BurnRate float64
+}
+
+// Severity is how much it matters that an error budget is being spent.
+type Severity string
+
+const (
+	SeverityNone   Severity = "none"
+	SeverityTicket Severity = "ticket" // somebody should look within days
+	SeverityPage   Severity = "page"   // somebody should look now
+)
+
+// burnAlerts are those of the SRE Workbook, table 5-8. Both windows must burn: the
+// long one says that it matters, the short one that it has not stopped.
+var burnAlerts = []struct {
+	long, short string
+	rate        float64
+	severity    Severity
+}{
+	{"1h", "5m", 14.4, SeverityPage}, // 2 % of a month's budget
+	{"6h", "30m", 6, SeverityPage},   // 5 %
+	{"3d", "6h", 1, SeverityTicket},  // 10 %
+}
+
+// BurnSeverity is what the burn rates over all windows call for.
+func BurnSeverity(all []Availability) Severity {
+	rates := map[string]float64{}
+	for i := 0; i < len(all); i++ {
+		rates[all[i].Window] = all[i].BurnRate
+	}
+	for i := 0; i < len(burnAlerts); i++ {
+		a := burnAlerts[i]
+		if rates[a.long] > a.rate && rates[a.short] > a.rate {
+			return a.severity
+		}
+	}
+	return SeverityNone
 }
 
 // A Budget remembers an endpoint's totals for three days in 25 KB. It reads no clock,
@@ -119,7 +157,7 @@ func (b *Budget) Over(now time.Time, t Totals, objective float64) []Availability
 		if w.Span > time.Hour {
 			h = &b.coarse
 		}
-		all = append(all, availability(w.Name, t.minus(h.before(age-w.Span)), objective))
+		all = append(all, availability(w, t.minus(h.before(age-w.Span)), objective))
 	}
 	return all
 }
@@ -141,23 +179,26 @@ func (b *Budget) Past(now time.Time, t Totals, span time.Duration, n int, object
 		if i > 0 {
 			to = h.before(age - span*time.Duration(i))
 		}
-		all = append(all, availability("", to.minus(from), objective))
+		all = append(all, availability(BurnWindow{Span: span}, to.minus(from), objective))
 		from = to
 	}
 	return all
 }
 
-func availability(window string, t Totals, objective float64) Availability {
-	a := Availability{Window: window, Traffic: t.Traffic, Probes: t.Probes}
+func availability(w BurnWindow, t Totals, objective float64) Availability {
+	a := Availability{Window: w.Name, Traffic: t.Traffic, Probes: t.Probes}
 	var bad float64
 	if t.Probes.Total > 0 {
 		a.Source = "probes"
-		bad = t.Probes.bad()
+		bad = t.Probes.badOf(w.Span.Seconds())
+		if bad > 1 {
+			bad = 1
+		}
 	}
 	measured := t.Traffic.Total >= MinRequests || t.Traffic.Total > 0 && a.Source == ""
-	if measured && t.Traffic.bad() >= bad {
+	if measured && t.Traffic.badOf(t.Traffic.Total) >= bad {
 		a.Source = "traffic"
-		bad = t.Traffic.bad()
+		bad = t.Traffic.badOf(t.Traffic.Total)
 	}
 	if a.Source != "" {
 		a.Good, a.BurnRate = 1-bad, bad/(1-objective)

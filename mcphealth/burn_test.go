@@ -28,13 +28,14 @@ func TestBudget(t *testing.T) {
 		{"nothing is known", nil, "- - - - -", "-----"},
 		{"all is well", []spell{{over: time.Minute, good: 100, secondsUp: 60}}, "0 0 0 0 0", "ttttt"},
 		{"probes alone, up", []spell{{over: time.Minute, secondsUp: 60}}, "0 0 0 0 0", "ppppp"},
-		{"probes alone, down", []spell{{over: time.Minute, secondsDown: 60}}, "1000 1000 1000 1000 1000", "ppppp"},
+		{"probes alone, down for a minute since the start", []spell{{over: time.Minute, secondsDown: 60}}, "200 33.3 16.7 2.78 0.231", "ppppp"},
+		{"probes alone, down for a week", []spell{{over: 7 * day, secondsDown: 7 * 86400}}, "1000 1000 1000 1000 1000", "ppppp"},
 		{"one in a thousand burns at 1", []spell{{over: time.Minute, good: 999, bad: 1}}, "1 1 1 1 1", "ttttt"},
 		{"14.4 in a thousand page", []spell{{over: time.Hour, good: 9856, bad: 144}}, "14.4 14.4 14.4 14.4 14.4", "ttttt"},
 		{"a failure at night is none of traffic's", []spell{{over: time.Minute, bad: 1, secondsUp: 60}}, "0 0 0 0 0", "ppppp"},
 		{"but all that is known without probes", []spell{{over: time.Minute, bad: 1}}, "1000 1000 1000 1000 1000", "ttttt"},
 		{"an outage that no request met", []spell{{over: 50 * time.Minute, good: 1000, secondsUp: 3000}, {over: 10 * time.Minute, secondsDown: 600}},
-			"1000 333 167 167 167", "ppppp"},
+			"1000 333 167 27.8 2.31", "ppppp"},
 		{"failures that no probe meets", []spell{{over: 10 * time.Minute, good: 50, bad: 50, secondsUp: 600}}, "500 500 500 500 500", "ttttt"},
 		{"an hour later the short windows have forgotten", []spell{{over: time.Minute, bad: 100}, {over: 59 * time.Minute, good: 900}},
 			"0 0 100 100 100", "ttttt"},
@@ -77,6 +78,32 @@ func TestBudget(t *testing.T) {
 		}
 		if by != tt.by {
 			t.Errorf("%s: decided by %s, want %s", tt.name, by, tt.by)
+		}
+	}
+}
+
+func TestBurnSeverity(t *testing.T) {
+	tests := []struct {
+		rates string // over 5m 30m 1h 6h 3d
+		want  Severity
+	}{
+		{"0 0 0 0 0", SeverityNone},
+		{"15 0 15 0 0", SeverityPage},
+		{"15 15 14.4 0 0", SeverityNone},
+		{"0 0 15 0 0", SeverityNone}, // it has stopped
+		{"0 7 0 7 0", SeverityPage},
+		{"0 0 0 7 0", SeverityNone},
+		{"0 0 0 1.1 1.1", SeverityTicket},
+		{"1000 1000 0 0 1.1", SeverityNone},
+		{"15 7 15 7 7", SeverityPage},
+	}
+	for _, tt := range tests {
+		var all []Availability
+		for i, rate := range strings.Fields(tt.rates) {
+			all = append(all, Availability{Window: BurnWindows()[i].Name, BurnRate: number(t, rate)})
+		}
+		if got := BurnSeverity(all); got != tt.want {
+			t.Errorf("burn rates %s call for %s, want %s", tt.rates, got, tt.want)
 		}
 	}
 }
