@@ -632,7 +632,7 @@ func TestDrain(t *testing.T) {
 // After a recovery new work ramps up; without slow_start it is there at once.
 func TestSlowStart(t *testing.T) {
 	a, b := newServer(t, "a"), newServer(t, "b")
-	for _, slow := range []string{"", "slow_start 2s"} {
+	for _, slow := range []string{"", "slow_start 1h"} {
 		e := newEdge(t, "", "reverse_proxy "+a.addr+" "+b.addr+" {\nlb_policy mcp_health {\ninterval 100ms\nfast 10ms\n"+slow+"\n}\n}")
 		waitState(t, a.addr, mcphealth.Up)
 		waitState(t, b.addr, mcphealth.Up)
@@ -656,7 +656,17 @@ func TestSlowStart(t *testing.T) {
 		if slow == "" && early < 60 || slow != "" && early > 50 {
 			t.Errorf("%q: %d of 200 at once after the recovery", slow, early)
 		}
-		eventually(t, func() bool { return share() >= 60 }, "%q: never its full share", slow)
+		if slow != "" {
+			back := &entryOf(a.addr).upAgain
+			back.Store(back.Load() - int64(30*time.Minute))
+			if n := share(); n < 20 || n > 85 {
+				t.Errorf("%q: %d of 200 after half of the time, want about a quarter", slow, n)
+			}
+			back.Store(back.Load() - int64(30*time.Minute))
+		}
+		if n := share(); n < 60 {
+			t.Errorf("%q: %d of 200 once the time is over", slow, n)
+		}
 		b.kill()
 		waitState(t, b.addr, mcphealth.Down)
 		a.onProbe(html)
