@@ -200,6 +200,38 @@ func trap(n ast.Node) string {
 		}
 	case *ast.AssignStmt:
 		return trapAssign(n)
+	case *ast.BlockStmt:
+		return trapDefer(n)
+	}
+	return ""
+}
+
+// trapDefer: a deferred closure runs with the frame of its function locked, which one
+// that was made in there locks, too.
+func trapDefer(b *ast.BlockStmt) string {
+	local := map[string]bool{}
+	for _, s := range b.List {
+		switch s := s.(type) {
+		case *ast.AssignStmt:
+			for i, x := range s.Rhs {
+				_, made := x.(*ast.FuncLit)
+				if name, ok := s.Lhs[min(i, len(s.Lhs)-1)].(*ast.Ident); ok && made {
+					local[name.Name] = true
+				}
+			}
+		case *ast.DeferStmt:
+			hangs := false
+			ast.Inspect(s.Call, func(n ast.Node) bool {
+				if c, ok := n.(*ast.CallExpr); ok {
+					f, named := c.Fun.(*ast.Ident)
+					hangs = hangs || named && local[f.Name]
+				}
+				return true
+			})
+			if hangs {
+				return "a deferred call of a closure that was made in the same function: Yaegi hangs; call it before each return"
+			}
+		}
 	}
 	return ""
 }
@@ -299,6 +331,10 @@ func TestTrapSeesTraps(t *testing.T) {
 		{"a, b := c, f()", false},
 		{"a, b = f()", false},
 		{"a, b = b, a+1", false},
+		{"f := func() {}; defer f()", true},
+		{"f := func() {}; defer func() { f() }()", true},
+		{"f := func() {}; defer g(f)", false},
+		{"defer func() {}()", false},
 	}
 	for _, tt := range tests {
 		fset := token.NewFileSet()

@@ -1,10 +1,7 @@
 package e2e
 
 import (
-	"bufio"
-	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -45,55 +42,19 @@ func (c *goClient) call(message string) (string, error) {
 
 func (c *goClient) whoami() (string, error) { return Whoami(c.t.Context(), c.session) }
 
-// nodeClient is client.mjs with one of the TypeScript SDKs.
-type nodeClient struct {
-	in  io.Writer
-	out *bufio.Scanner
-}
+// nodeClient is a client of the TypeScript SDKs.
+type nodeClient struct{ *NodeClient }
 
 func startNode(t *testing.T, lib, url string) *nodeClient {
-	t.Helper()
-	cmd := exec.Command("node", filepath.Join(npmServers(t), "client.mjs"), lib, url)
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	return &nodeClient{in, bufio.NewScanner(out)}
+	return &nodeClient{StartNode(t, lib, url)}
 }
 
-func (c *nodeClient) do(line string, result any) error {
-	fmt.Fprintln(c.in, line)
-	if !c.out.Scan() {
-		return fmt.Errorf("the client ended: %v", c.out.Err())
-	}
-	var a struct {
-		Result json.RawMessage
-		Error  string
-	}
-	if err := json.Unmarshal(c.out.Bytes(), &a); err != nil {
-		return fmt.Errorf("%q: %w", c.out.Text(), err)
-	}
-	if a.Error != "" {
-		return fmt.Errorf("%s", a.Error)
-	}
-	return json.Unmarshal(a.Result, result)
-}
-
-func (c *nodeClient) open() (s string, err error) { err = c.do("open", &s); return s, err }
+func (c *nodeClient) open() (s string, err error) { err = c.Do("open", &s); return s, err }
 func (c *nodeClient) call(message string) (s string, e error) {
-	e = c.do("call "+message, &s)
+	e = c.Do("call "+message, &s)
 	return s, e
 }
-func (c *nodeClient) whoami() (s string, err error) { err = c.do("whoami", &s); return s, err }
+func (c *nodeClient) whoami() (s string, err error) { err = c.Do("whoami", &s); return s, err }
 
 // clientLibraries are those of docs/clients.md.
 var clientLibraries = []struct {
@@ -206,7 +167,7 @@ func TestTypeScriptSessionsFindTheirOwner(t *testing.T) {
 					Owners       map[string]int
 					Errors       map[string]int
 				}
-				if err := startNode(t, lib, r.caddy.URL()).do(fmt.Sprintf("many %d %d", Sessions, Calls), &got); err != nil {
+				if err := startNode(t, lib, r.caddy.URL()).Do(fmt.Sprintf("many %d %d", Sessions, Calls), &got); err != nil {
 					t.Fatal(err)
 				}
 				t.Logf("%+v", got)
@@ -230,7 +191,7 @@ func TestTypeScriptRollingRestart(t *testing.T) {
 			}
 			var load sync.WaitGroup
 			load.Go(func() {
-				if err := c.do("work 40 14000", &got); err != nil {
+				if err := c.Do("work 40 14000", &got); err != nil {
 					t.Error(err)
 				}
 			})

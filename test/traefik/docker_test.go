@@ -19,10 +19,15 @@ type setup struct {
 	plugin string // settings; "" = without the plugin
 	labels []string
 	flags  []string
-	retry  bool // Traefik's retry middleware in front of the plugin
+	retry  bool // Traefik's retry middleware in front of the plugin, and a connection per call
+	file   bool // the service is the file provider's, and stays
 }
 
-var ours = setup{name: "the plugin, hold 10 s", plugin: "hold: 10s"}
+var (
+	ours      = setup{name: "the plugin, hold 10 s", plugin: "hold: 10s"}
+	oursRetry = setup{name: "… `retry` in front, a connection per call", plugin: "hold: 10s", retry: true}
+	oursFile  = setup{name: "… the service in the file provider", plugin: "hold: 10s", retry: true, file: true}
+)
 
 var setups = []setup{
 	{name: "plain Traefik"},
@@ -32,8 +37,10 @@ var setups = []setup{
 		"traefik.http.services.app.loadbalancer.healthcheck.path=/debug/stats", "traefik.http.services.app.loadbalancer.healthcheck.interval=1s"}},
 	{name: "the plugin, hold 0", plugin: "hold: 0"},
 	ours,
-	{name: "the plugin and `allownonrunning`", plugin: "hold: 10s", labels: []string{"traefik.docker.allownonrunning=true"}},
-	{name: "`retry` in front of the plugin", plugin: "hold: 10s", retry: true},
+	{name: "… and `allownonrunning`", plugin: "hold: 10s", labels: []string{"traefik.docker.allownonrunning=true"}},
+	{name: "… and `providersThrottleDuration: 200ms`", plugin: "hold: 10s", flags: []string{"--providers.providersthrottleduration=200ms"}},
+	oursRetry,
+	oursFile,
 }
 
 // recreations are ways to replace the only container.
@@ -59,15 +66,21 @@ var recreations = []struct {
 	}},
 }
 
-func (s setup) start(t testing.TB, d *Docker) *Traefik {
+func (s setup) start(t testing.TB, d *Docker, port int) *Traefik {
 	t.Helper()
 	o := Options{NoPlugin: s.plugin == "", Throttled: true, Flags: append([]string{"--providers.docker.endpoint=unix://" + d.socket,
 		"--providers.docker.exposedbydefault=false"}, s.flags...)}
 	if s.plugin != "" {
 		var b strings.Builder
-		b.WriteString("http:\n  middlewares:\n    again:\n      retry: {attempts: 4, initialInterval: 100ms}\n    mcp:\n      plugin:\n        mcphealth:\n")
+		b.WriteString("http:\n  serversTransports:\n    fresh: {maxIdleConnsPerHost: -1}\n" +
+			"  middlewares:\n    again:\n      retry: {attempts: 4, initialInterval: 100ms}\n    mcp:\n      plugin:\n        mcphealth:\n")
 		indent(&b, 10, s.plugin)
-		b.WriteString("  routers:\n    app:\n      rule: PathPrefix(`/mcp`)\n      priority: 1\n      service: noop@internal\n      middlewares: [mcp]\n")
+		if s.file {
+			fmt.Fprintf(&b, "  routers:\n    app:\n      rule: PathPrefix(`/mcp`)\n      service: app\n      middlewares: [again, mcp]\n"+
+				"  services:\n    app:\n      loadBalancer:\n        serversTransport: fresh\n        servers: [{url: 'http://127.0.0.1:%d'}]\n", port)
+		} else {
+			b.WriteString("  routers:\n    app:\n      rule: PathPrefix(`/mcp`)\n      priority: 1\n      service: noop@internal\n      middlewares: [mcp]\n")
+		}
 		o.Dynamic = b.String()
 	}
 	return Start(t, o)
@@ -75,10 +88,13 @@ func (s setup) start(t testing.TB, d *Docker) *Traefik {
 
 // all are the container's labels in this setup.
 func (s setup) all(port int) []string {
+	if s.file {
+		return nil
+	}
 	l := append(labels(port), s.labels...)
 	switch {
 	case s.retry:
-		l = append(l, "traefik.http.routers.app.middlewares=again@file,mcp@file")
+		l = append(l, "traefik.http.routers.app.middlewares=again@file,mcp@file", "traefik.http.services.app.loadbalancer.serverstransport=fresh@file")
 	case s.plugin != "":
 		l = append(l, "traefik.http.routers.app.middlewares=mcp@file")
 	}
@@ -90,6 +106,7 @@ type outcome struct {
 	sent, ok     int
 	status       map[int]int // 502 without those under way
 	underWay     int         // written to the server as it died
+	executed     int         // failed, and yet executed
 	broken       int         // connections that broke
 	slowest      time.Duration
 	duplicates   []string
@@ -98,6 +115,7 @@ type outcome struct {
 
 func (o *outcome) add(p outcome) {
 	o.sent, o.ok, o.underWay, o.broken = o.sent+p.sent, o.ok+p.ok, o.underWay+p.underWay, o.broken+p.broken
+	o.executed += p.executed
 	for k, v := range p.status {
 		if o.status == nil {
 			o.status = map[int]int{}
@@ -115,24 +133,20 @@ func (o outcome) String() string {
 		parts = append(parts, fmt.Sprintf("%d × %d", v, k))
 	}
 	sort.Strings(parts)
-	return fmt.Sprintf("%d calls, %d ok, %s, %d under way, %d broken, slowest %s, %d executed twice", o.sent, o.ok,
-		strings.Join(parts, ", "), o.underWay, o.broken, o.slowest.Round(10*time.Millisecond), len(o.duplicates))
+	return fmt.Sprintf("%d calls, %d ok, %s, %d under way (%d of the failed were executed), %d broken, slowest %s, %d executed twice", o.sent, o.ok,
+		strings.Join(parts, ", "), o.underWay, o.executed, o.broken, o.slowest.Round(10*time.Millisecond), len(o.duplicates))
 }
 
 // recreate puts load on a container and replaces it.
 func recreate(t testing.TB, d *Docker, s setup, how int) outcome {
 	t.Helper()
 	port := e2e.FreePort(t)
-	tr := s.start(t, d)
+	tr := s.start(t, d, port)
 	defer tr.Kill(t)
 	d.try("rm", "-f", "app", "app-new")
 	d.Run(t, d.args("run", "app", port, s.all(port)...)...)
 	await(t, 20*time.Second, "served", func() bool { status, _ := post(t, tr.URL+"/mcp"); return status == http.StatusOK })
-	var loads []*e2e.Running
-	for range 20 { // out of step: calls in step would all be under way at once, or none
-		loads = append(loads, e2e.Load{URL: tr.URL + "/mcp", Rate: 10, Timeout: 30 * time.Second}.Start(t))
-		time.Sleep(5 * time.Millisecond)
-	}
+	loads := outOfStep(t, tr, 20)
 	time.Sleep(2 * time.Second)
 	began := time.Now()
 	recreations[how].do(t, d, port, s.all(port))
@@ -143,7 +157,25 @@ func recreate(t testing.TB, d *Docker, s setup, how int) outcome {
 	if !listens(port) {
 		t.Fatalf("the new container does not listen: %s", d.Run(t, "logs", "app"))
 	}
-	return classify(rep, tr.Output(), d.duplicates(t))
+	o := classify(rep, tr.Output(), d.duplicates(t))
+	executed := e2e.Executions(t, d.log)
+	for _, f := range rep.Failures {
+		if executed[f.ID] > 0 {
+			o.executed++
+		}
+	}
+	return o
+}
+
+// outOfStep is a load of clients with 10 calls a second each, out of step: in step,
+// all would be under way at a kill, or none.
+func outOfStep(t testing.TB, tr *Traefik, clients int) (loads []*e2e.Running) {
+	t.Helper()
+	for range clients {
+		loads = append(loads, e2e.Load{URL: tr.URL + "/mcp", Rate: 10}.Start(t))
+		time.Sleep(100 * time.Millisecond / time.Duration(clients))
+	}
+	return loads
 }
 
 // stopAll stops all loads and adds up their reports.
@@ -205,19 +237,31 @@ func classify(r e2e.Report, log string, duplicates []string) outcome {
 }
 
 // The promise: the only container is recreated under load, and of the calls none
-// gets 404 or 500, none runs twice, and fewer than one in 1,000 gets 502.
+// gets 404 or 500, none runs twice, and fewer than one in 1,000 gets 502, the calls
+// apart that the server had when it was killed. With retry in front of the plugin
+// and a connection per call none does. Docker's provider, and the file provider's.
 func TestRecreateTheOnlyContainer(t *testing.T) {
 	d := StartDocker(t)
+	for _, tt := range []struct {
+		setup setup
+		hows  []int
+		most  int // 502 in 1,000 calls
+	}{{ours, []int{0, 1, 2}, 1}, {oursRetry, []int{0, 1}, 0}, {oursFile, []int{0, 1}, 0}} {
+		t.Run(tt.setup.name, func(t *testing.T) { keepsItsPromise(t, d, tt.setup, tt.hows, tt.most) })
+	}
+}
+
+func keepsItsPromise(t *testing.T, d *Docker, s setup, hows []int, most int) {
 	var all outcome
 	defer func() {
 		t.Logf("together: %v", all)
-		if (all.status[502]-all.underWay)*1000 >= all.sent {
-			t.Errorf("%v: want fewer than one 502 in 1,000, calls under way apart", all)
+		if (all.status[502]-all.underWay)*1000 > most*all.sent {
+			t.Errorf("%v: want at most %d × 502 in 1,000, calls under way apart", all, most)
 		}
 	}()
-	for how := range recreations {
+	for _, how := range hows {
 		t.Run(recreations[how].name, func(t *testing.T) {
-			o := recreate(t, d, ours, how)
+			o := recreate(t, d, s, how)
 			t.Log(o)
 			if len(o.failureLines) > 0 {
 				t.Log(strings.Join(o.failureLines, "\n"))
@@ -230,16 +274,16 @@ func TestRecreateTheOnlyContainer(t *testing.T) {
 	}
 }
 
-// TestTable measures all setups and writes the table of docs/traefik.md. It takes
-// some minutes: run it with MCPHEALTH_TABLE=file.
+// TestTable measures all setups and writes the table of docs/benchmarks.md. It takes
+// ten minutes: make traefik-table runs it.
 func TestTable(t *testing.T) {
 	file := os.Getenv("MCPHEALTH_TABLE")
 	if file == "" {
-		t.Skip("set MCPHEALTH_TABLE to a file")
+		t.Skip("set MCPHEALTH_TABLE to docs/benchmarks.md")
 	}
 	d := StartDocker(t)
 	var b strings.Builder
-	b.WriteString("| 20 clients, the only container |")
+	b.WriteString("| |")
 	for _, r := range recreations {
 		b.WriteString(" " + r.name + " |")
 	}
@@ -253,7 +297,22 @@ func TestTable(t *testing.T) {
 		}
 		b.WriteString("\n")
 	}
-	if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
+	replaceTable(t, file, "traefik-table", b.String())
+}
+
+// replaceTable puts a table into a page, between the comments that name it.
+func replaceTable(t *testing.T, file, name, table string) {
+	t.Helper()
+	page, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(page), "<!-- "+name+" -->\n")
+	_, after, ended := strings.Cut(rest, "<!-- /"+name+" -->")
+	if !ok || !ended {
+		t.Fatalf("%s has no comments %q; the table is\n%s", file, name, table)
+	}
+	if err := os.WriteFile(file, []byte(before+"<!-- "+name+" -->\n"+table+"<!-- /"+name+" -->"+after), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -264,7 +323,7 @@ func (o outcome) cell() string {
 		if n := o.status[code]; n > 0 {
 			text := fmt.Sprintf("%d × %d", n, code)
 			if code == 502 && o.underWay > 0 {
-				text += fmt.Sprintf(" (%d under way)", o.underWay)
+				text += fmt.Sprintf(" (%d under way, %d executed)", o.underWay, o.executed)
 			}
 			parts = append(parts, text)
 		}
@@ -275,5 +334,5 @@ func (o outcome) cell() string {
 	if len(parts) == 0 {
 		parts = []string{"0"}
 	}
-	return fmt.Sprintf("%s of %d, slowest %s", strings.Join(parts, ", "), o.sent, o.slowest.Round(10*time.Millisecond))
+	return fmt.Sprintf("%s of %d; %.1f s", strings.Join(parts, ", "), o.sent, o.slowest.Seconds())
 }

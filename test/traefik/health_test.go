@@ -107,7 +107,7 @@ func TestStrategies(t *testing.T) {
 				c.service += "\nsticky:\n  cookie:\n    name: stick"
 			}
 			tr := Start(t, Options{Dynamic: c.yaml()})
-			load := e2e.Load{URL: tr.URL + "/mcp", Clients: 10, Rate: 10}.Start(t)
+			loads := outOfStep(t, tr, 10)
 			time.Sleep(time.Second)
 			killed := time.Now()
 			r.a.Kill(t)
@@ -116,7 +116,7 @@ func TestStrategies(t *testing.T) {
 			time.Sleep(1500 * time.Millisecond)
 			r.a.Restart(t)
 			time.Sleep(time.Second)
-			rep := load.Stop()
+			rep := stopAll(loads)
 			t.Log(rep)
 			if rep.Count[e2e.OK] < 50 {
 				t.Errorf("only %d calls succeeded", rep.Count[e2e.OK])

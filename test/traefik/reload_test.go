@@ -9,12 +9,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/mcphealth/mcphealth/test/e2e"
-	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
 // The route goes away under load, with its servers, and comes back: calls wait,
@@ -41,20 +39,26 @@ func TestRouteGoesAndComes(t *testing.T) {
 	r.wantOnce(t)
 }
 
+// wellNoticed is within what a killed server is out of the balancer on a machine that
+// has other things to do: a few ms on a quiet one.
+const wellNoticed = 500 * time.Millisecond
+
 // A hundred reloads under load, with a server killed now and then: no call fails
 // but those under way, and Traefik's goroutines and memory stay.
 func TestHundredReloads(t *testing.T) {
 	r := startReplicas(t)
 	c := config{plugin: "hold: 10s", servers: r.servers()}
 	tr := Start(t, Options{Dynamic: c.yaml()})
-	load := e2e.Load{URL: tr.URL + "/mcp", Clients: 10, Rate: 10}.Start(t)
+	loads := outOfStep(t, tr, 10)
 	time.Sleep(time.Second)
 	goroutines, rss := tr.Goroutines(t), tr.RSS(t)
 	applied := tr.applied()
+	var kills []time.Time
 	for i := range 100 {
 		c.plugin = fmt.Sprintf("hold: %ds", 10+i%2)
 		tr.write(t, c.yaml())
 		if i%20 == 10 {
+			kills = append(kills, time.Now())
 			r.a.Kill(t)
 		}
 		if i%20 == 15 {
@@ -63,15 +67,16 @@ func TestHundredReloads(t *testing.T) {
 		time.Sleep(100 * time.Millisecond)
 	}
 	time.Sleep(time.Second)
-	rep := load.Stop()
+	rep := stopAll(loads)
 	t.Log(rep)
 	for _, f := range rep.Failures {
-		if f.Status != 502 {
-			t.Errorf("%v: want at most 502 of calls under way at a kill", f)
+		at := false
+		for _, k := range kills {
+			at = at || f.End.After(k) && f.Start.Before(k.Add(wellNoticed))
 		}
-	}
-	if len(rep.Failures) > 10 {
-		t.Errorf("%d failures in five kills", len(rep.Failures))
+		if f.Status != 502 || !at {
+			t.Errorf("%v: want at most 502 of calls at a kill, killed at %v", f, kills)
+		}
 	}
 	if n := tr.applied() - applied; n < 50 {
 		t.Errorf("only %d reloads were applied", n)
@@ -194,7 +199,7 @@ func TestWhatTakesAServerOut(t *testing.T) {
 func TestPanicsLeaveTraefikRunning(t *testing.T) {
 	patch := func(t testing.TB, root string) {
 		edit(t, filepath.Join(root, "mcphealth/probe.go"), "at := time.Now()\n", "at := time.Now()\n\tif p.url.Path == \"/panic\" { panic(\"in the probe\") }\n")
-		edit(t, filepath.Join(root, "traefikplugin/balancer.go"), "r.mu.Lock()\n\tr.reconcile", "if r.hold { panic(\"in a listener\") }\n\tr.mu.Lock()\n\tr.reconcile")
+		edit(t, filepath.Join(root, "traefikplugin/balancer.go"), "r.mu.Lock()\n\ttiers := ", "if r.hold { panic(\"in a listener\") }\n\tr.mu.Lock()\n\ttiers := ")
 		edit(t, filepath.Join(root, "traefikplugin/plugin.go"), "set, err := config.parse()\n", "set, err := config.parse()\n\tif config.Host == \"panic\" { panic(\"in New\") }\n")
 	}
 	r := startReplicas(t)
@@ -276,55 +281,6 @@ func TestFailoverSwitches(t *testing.T) {
 	await(t, 10*time.Second, "failover", func() bool { s := over(); return s != 502 && s != 503 })
 	if status, h := post(t, tr.URL+"/mcp"); status != 503 {
 		t.Errorf("the service itself: %d %v, want 503", status, h)
-	}
-}
-
-// One transient 404 disconnects real clients for good: with plain Traefik the
-// calls after it fail, with the plugin all four succeed (the public report).
-func TestRealClientSurvivesRecreation(t *testing.T) {
-	for _, era := range []string{"go-sdk-v1.8.0-stateless", "go-sdk-v1.8.0-stateful"} {
-		for _, plugin := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, plugin %v", era, plugin), func(t *testing.T) {
-				server := e2e.Get(t, era).Start(t, e2e.FreePort(t))
-				c := config{plugin: "hold: 10s", servers: []string{server.Addr}}
-				there := c.yaml()
-				c.noRoute = true
-				gone := c.yaml()
-				if !plugin {
-					there, gone = bare(there), bare(gone)
-				}
-				tr := Start(t, Options{Dynamic: there, NoPlugin: !plugin})
-				version := ""
-				if strings.HasSuffix(era, "stateful") {
-					version = e2e.LegacyVersion
-				}
-				var s *mcp.ClientSession
-				await(t, 5*time.Second, "served", func() bool { status, _ := post(t, tr.URL+"/mcp"); return status < 502 })
-				s = e2e.Dial(t, tr.URL+"/mcp", version, nil)
-				defer s.Close()
-				ok := 0
-				var back sync.WaitGroup
-				defer back.Wait()
-				for call := 1; call <= 4; call++ {
-					if call == 2 {
-						tr.Reload(t, gone)
-						back.Go(func() { time.Sleep(time.Second); tr.write(t, there) })
-					}
-					if err := e2e.Echo(t.Context(), s, fmt.Sprint("call ", call)); err != nil {
-						t.Logf("call %d: %v", call, err)
-						if !plugin && call == 2 {
-							time.Sleep(2 * time.Second) // the route is back for calls 3 and 4
-						}
-						continue
-					}
-					ok++
-				}
-				t.Logf("%d of 4 calls succeeded", ok)
-				if plugin && ok != 4 || !plugin && version != "" && ok == 4 {
-					t.Errorf("%d of 4 calls succeeded", ok)
-				}
-			})
-		}
 	}
 }
 

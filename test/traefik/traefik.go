@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -112,7 +113,7 @@ func Start(t testing.TB, o Options) *Traefik {
 	}
 	tr.run(t, web, append(flags, o.Flags...))
 	if o.Dynamic != "" {
-		tr.awaitApplied(t, 1)
+		await(t, 10*time.Second, "routers known", func() bool { return strings.Contains(tr.config(t), "@file") })
 	}
 	return tr
 }
@@ -173,24 +174,26 @@ func (tr *Traefik) applied() int {
 	return strings.Count(tr.Output(), "Configuration received")
 }
 
-func (tr *Traefik) awaitApplied(t testing.TB, n int) {
+var statuses = regexp.MustCompile(`"serverStatus":\{[^}]*\}`)
+
+// config is what Traefik serves now, as its API says: that is a router of the same
+// configuration.
+func (tr *Traefik) config(t testing.TB) string {
 	t.Helper()
-	if n > 1 { // the first one shows in the API; a quiet log does not tell
-		await(t, 10*time.Second, "configuration applied", func() bool { return tr.applied() >= n })
+	all := ""
+	for _, what := range []string{"routers", "middlewares", "services"} {
+		_, body := get(t, tr.API+"/api/http/"+what)
+		all += statuses.ReplaceAllString(body, "")
 	}
-	await(t, 10*time.Second, "routers known", func() bool {
-		_, body := get(t, tr.API+"/api/http/routers")
-		return strings.Contains(body, "@file")
-	})
-	time.Sleep(200 * time.Millisecond) // received, throttled, then applied
+	return all
 }
 
-// Reload replaces the configuration and waits until it is applied.
+// Reload replaces the configuration by another one and waits until it is applied.
 func (tr *Traefik) Reload(t testing.TB, dynamic string) {
 	t.Helper()
-	n := tr.applied()
+	before := tr.config(t)
 	tr.write(t, dynamic)
-	tr.awaitApplied(t, n+1)
+	await(t, 10*time.Second, "configuration applied", func() bool { return tr.config(t) != before })
 }
 
 // Goroutines is how many run in Traefik, those of open connections aside (idle ones

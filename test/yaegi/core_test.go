@@ -11,12 +11,19 @@ import (
 // know; where it matters, a test beside this one shows the same by other means.
 var coreTests = map[string]string{
 	"answer_test.go":    "",
+	"config_test.go":    "",
 	"threshold_test.go": "",
 	"captures_test.go":  "imports internal/mcpfake, which would be interpreted too; TestSameCaptures plays the same captures",
 	"checker_test.go":   "imports testing/synctest, which is younger than Yaegi; TestFleet and the tests beside it run checkers in real time",
+	"depth_test.go":     "needs checker_test.go; TestSame asks the deeper questions",
 	"fuzz_test.go":      "fuzz targets, no tests",
 	"hostile_test.go":   "bounds memory and time as compiled code has them, and needs captures_test.go",
+	"probespec_test.go": "needs hostile_test.go; TestSameCaptures knows any_response",
+	"race_off_test.go":  "a constant",
+	"race_on_test.go":   "a constant",
 	"reasons_test.go":   "puts a method value of a literal into a struct, which Yaegi mistypes (TestTraps); TestSameUnreachable and TestSameTLS",
+	"steady_test.go":    "needs checker_test.go and has method expressions; TestFleet",
+	"tag_test.go":       "takes a minute, and counts allocations as compiled code has them; TestSameTags and TestSameSessionWords",
 }
 
 // TestCoreTests runs the core's own tests interpreted, as `yaegi test` would.
@@ -30,7 +37,7 @@ func TestCoreTests(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			why, known := coreTests[name]
 			if !known {
-				t.Skip("not in coreTests: nobody has tried it with Yaegi yet")
+				t.Fatal("not in coreTests: run it interpreted, or say there why not")
 			}
 			if why != "" {
 				t.Skip(why)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/traefik/yaegi/interp"
 	"github.com/traefik/yaegi/stdlib"
@@ -38,6 +39,8 @@ var traps = []struct {
 	{"a method value of a literal is a method expression", "",
 		`var g func([]byte) (int, error) = (&bytes.Buffer{}).Write; n, _ := g([]byte("ab")); return fmt.Sprint(n)`, "2",
 		"does not load: 5:52: cannot use type func(*bytes.Buffer, []uint8) (int, error) as type func([]uint8) (int,error) in assignment"},
+	{"a deferred closure of the same function waits for ever", "",
+		`n := 0; func() { leave := func() { n++ }; defer leave(); n += 10 }(); return fmt.Sprint(n)`, "11", "hangs"},
 }
 
 func TestTraps(t *testing.T) {
@@ -50,8 +53,22 @@ func TestTraps(t *testing.T) {
 	}
 }
 
-// trap runs the body of f in a fresh interpreter.
-func trap(before, body string) (got string) {
+// trapLimit is how long a trap may take; they take milliseconds.
+const trapLimit = 3 * time.Second
+
+// trap runs the body of f in a fresh interpreter. One that hangs stays so.
+func trap(before, body string) string {
+	got := make(chan string, 1)
+	go func() { got <- run(before, body) }()
+	select {
+	case s := <-got:
+		return s
+	case <-time.After(trapLimit):
+		return "hangs"
+	}
+}
+
+func run(before, body string) (got string) {
 	defer func() {
 		if v := recover(); v != nil {
 			got = fmt.Sprint("panic: ", v)
