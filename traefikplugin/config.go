@@ -320,20 +320,23 @@ func isToken(s string) bool {
 
 // isMCP reports whether a path is an MCP endpoint. What clients ask at well-known
 // paths is discovery: a 404 there is an answer that they understand.
-func (s *settings) isMCP(path string) bool {
+func (s *settings) isMCP(path string) bool { return s.pathOf(path) != "" }
+
+// pathOf is the configured path that this one belongs to; "" if it belongs to none.
+func (s *settings) pathOf(path string) string {
 	if strings.Contains(path+"/", "/.well-known/") {
-		return false
+		return ""
 	}
 	for i := 0; i < len(s.paths); i++ {
 		p := s.paths[i]
 		if path == p || path == p+"/" {
-			return true
+			return p
 		}
 		if strings.HasSuffix(p, "*") && strings.HasPrefix(path, p[:len(p)-1]) {
-			return true
+			return p
 		}
 	}
-	return false
+	return ""
 }
 
 // forwards checks what a fallback needs that forwards to upstreams: each of them is

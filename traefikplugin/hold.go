@@ -121,10 +121,12 @@ func (k *keeper) wait(rw http.ResponseWriter, req *http.Request, pass *passage, 
 		post(box)
 	})
 	gone := context.AfterFunc(req.Context(), func() { post(box) })
+	since := time.Now()
 	leave := func() { // called, not deferred: interpreted, that would hang the request
 		late.Stop()
 		gone()
 		k.group.unlist(id)
+		countHeld(since)
 	}
 	if !pass.kept {
 		if pass.keep(req, pass.end) != nil {
@@ -230,6 +232,7 @@ func (k *keeper) refuse(rw http.ResponseWriter, req *http.Request, pass *passage
 	if pass == nil {
 		pass = &passage{}
 	}
+	countRefused(k.set.pathOf(req.URL.Path))
 	reason, retry := k.why(pass)
 	if pass.held && k.set.retryAfter == 0 && retry > routeRetry {
 		retry = routeRetry // it has waited long enough

@@ -25,6 +25,8 @@ type server struct {
 	checker *mcphealth.Checker
 	refs    int         // guarded by registry.mu
 	gone    atomic.Bool // refuses connections, and no probe has said otherwise since
+	account *account
+	every   time.Duration // it is probed, while nothing is the matter
 
 	mu        sync.Mutex
 	goneAt    time.Time
@@ -60,10 +62,16 @@ func acquire(set *settings, url string) (*server, error) {
 		return nil, err
 	}
 	s.checker = c
+	s.account = openAccount(url)
+	s.every = set.schedule.Interval
 	registry.servers[key] = s
-	c.OnChange(logChange)
+	c.OnChange(func(c mcphealth.Change) {
+		logChange(c)
+		s.moved(c)
+	})
 	c.OnResult(func(r mcphealth.Result) {
 		defer func() { complain("OnResult", recover()) }()
+		s.account.probed(r)
 		s.answered(r.At)
 		s.tell()
 	})
@@ -82,6 +90,15 @@ func release(s *server) {
 	registry.mu.Unlock()
 	if last {
 		_ = s.checker.Close()
+		closeAccount(s.account, s.checker.Snapshot().State)
+	}
+}
+
+// moved counts a change, unless it is one of reason only.
+func (s *server) moved(c mcphealth.Change) {
+	defer func() { complain("moved", recover()) }()
+	if c.From != c.To {
+		s.account.moved(c)
 	}
 }
 

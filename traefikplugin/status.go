@@ -4,11 +4,10 @@ package traefikplugin
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/http"
-	"net/url"
 	"sort"
 	"strings"
+	"time"
 
 	"github.com/mcphealth/mcphealth/mcphealth"
 )
@@ -18,23 +17,32 @@ const metricPrefix = "traefik_mcp_health_"
 
 // statusDocument is the JSON of statusPath.
 type statusDocument struct {
-	Servers []mcphealth.Snapshot `json:"servers"`
-	Held    map[string]int       `json:"held"` // requests that wait, by group
+	Servers      []mcphealth.Snapshot `json:"servers"`
+	Endpoints    []endpointDocument   `json:"endpoints"`
+	Held         map[string]int       `json:"held"` // requests that wait, by group
+	LostSessions int64                `json:"lostSessions"`
+}
+
+// endpointDocument is what all servers at one path were worth.
+type endpointDocument struct {
+	Path         string             `json:"path"`
+	Availability map[string]float64 `json:"availability"` // by window
+	BurnRate     map[string]float64 `json:"burnRate"`     // by window
 }
 
 // serveStatus shows every server that this plugin probes: JSON, or Prometheus
 // text to those who accept that rather.
 func serveStatus(rw http.ResponseWriter, req *http.Request) {
-	all := servers()
-	doc := statusDocument{Servers: []mcphealth.Snapshot{}, Held: held()}
-	for i := 0; i < len(all); i++ {
-		doc.Servers = append(doc.Servers, all[i].checker.Snapshot())
-	}
 	rw.Header().Set("Cache-Control", "no-store")
 	if wantsMetrics(req.Header.Get("Accept")) {
 		rw.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-		_, _ = rw.Write([]byte(metrics(doc)))
+		_, _ = rw.Write([]byte(metrics()))
 		return
+	}
+	all := servers()
+	doc := statusDocument{Servers: []mcphealth.Snapshot{}, Endpoints: endpointDocuments(), Held: held(), LostSessions: lostSessions.Load()}
+	for i := 0; i < len(all); i++ {
+		doc.Servers = append(doc.Servers, all[i].checker.Snapshot())
 	}
 	body, err := json.MarshalIndent(doc, "", "  ")
 	if err != nil {
@@ -65,71 +73,168 @@ func held() map[string]int {
 	return n
 }
 
-// metrics writes the document in Prometheus's text format.
-func metrics(doc statusDocument) string {
-	var up, state, info, last, count, lines []string
-	states := []mcphealth.State{mcphealth.Up, mcphealth.UpDegraded, mcphealth.Down, mcphealth.StateUnknown}
-	seen := map[string]bool{} // one target may be probed in two ways: the first counts
-	for i := 0; i < len(doc.Servers); i++ {
-		s := doc.Servers[i]
-		labels := labelsOf(s.URL)
-		if seen[labels] {
+// endpointDocuments are all paths, in order.
+func endpointDocuments() []endpointDocument {
+	ledger.mu.Lock()
+	var paths []string
+	for p := range ledger.budgets {
+		paths = append(paths, p)
+	}
+	ledger.mu.Unlock()
+	sort.Strings(paths)
+	all := []endpointDocument{}
+	for i := 0; i < len(paths); i++ {
+		e := budgetAt(paths[i])
+		if e == nil {
 			continue
 		}
+		doc := endpointDocument{Path: paths[i], Availability: map[string]float64{}, BurnRate: map[string]float64{}}
+		over := e.availability(time.Now())
+		for j := 0; j < len(over); j++ {
+			if over[j].Source != "" {
+				doc.Availability[over[j].Window] = over[j].Good
+				doc.BurnRate[over[j].Window] = over[j].BurnRate
+			}
+		}
+		all = append(all, doc)
+	}
+	return all
+}
+
+// shown is a server as the metrics show it.
+type shown struct {
+	labels  string
+	now     mcphealth.Snapshot
+	account *account
+	every   time.Duration
+}
+
+// shownServers is each server once: of one that is probed in two ways the first counts.
+func shownServers() []shown {
+	all := servers()
+	seen := map[string]bool{}
+	var out []shown
+	for i := 0; i < len(all); i++ {
+		a := all[i].account
+		labels := labelsOf(a.upstream, a.path)
+		if !seen[labels] {
+			out = append(out, shown{labels: labels, now: all[i].checker.Snapshot(), account: a, every: all[i].every})
+		}
 		seen[labels] = true
-		up = append(up, line("upstream_up", labels, boolean(s.State == mcphealth.Up || s.State == mcphealth.UpDegraded)))
+	}
+	return out
+}
+
+var states = []mcphealth.State{mcphealth.Up, mcphealth.UpDegraded, mcphealth.Down, mcphealth.StateUnknown}
+
+// metrics writes all in Prometheus's text format.
+func metrics() string {
+	p := &page{}
+	all := shownServers()
+	p.gauges(all)
+	p.counters(all)
+	p.ofNobody()
+	return p.text.String()
+}
+
+func (p *page) gauges(all []shown) {
+	p.family("upstream_up", "gauge", "Whether the upstream may get requests: 1 if it is up or degraded, 0 if it is down or not known yet.")
+	for i := 0; i < len(all); i++ {
+		p.sample("upstream_up", all[i].labels, boolean(all[i].now.State == mcphealth.Up || all[i].now.State == mcphealth.UpDegraded))
+	}
+	p.family("upstream_state", "gauge", "1 for the state that the upstream is in.")
+	for i := 0; i < len(all); i++ {
 		for j := 0; j < len(states); j++ {
-			state = append(state, line("upstream_state", labels+`,state="`+string(states[j])+`"`, boolean(s.State == states[j])))
-		}
-		protocol := ""
-		if len(s.Last.ProtocolVersions) > 0 {
-			protocol = s.Last.ProtocolVersions[0]
-		}
-		info = append(info, line("upstream_info", labels+`,era="`+string(s.Last.Era)+`",protocol="`+escape(protocol)+
-			`",server="`+escape(s.Last.Server.Name)+`",version="`+escape(s.Last.Server.Version)+`"`, "1"))
-		count = append(count, line("probes_total", labels, fmt.Sprint(s.Probes)))
-		if !s.LastAt.IsZero() {
-			last = append(last, line("last_probe_timestamp_seconds", labels, fmt.Sprintf("%.3f", float64(s.LastAt.UnixNano())/1e9)))
+			p.sample("upstream_state", all[i].labels+`,state="`+string(states[j])+`"`, boolean(all[i].now.State == states[j]))
 		}
 	}
+	p.family("upstream_info", "gauge", "What the upstream's MCP server says of itself.")
+	for i := 0; i < len(all); i++ {
+		p.sample("upstream_info", all[i].labels+","+all[i].account.info(all[i].now.Last), 1)
+	}
+	p.family("last_probe_timestamp_seconds", "gauge", "When the last probe began, in Unix time; 0: there was none.")
+	for i := 0; i < len(all); i++ {
+		p.sample("last_probe_timestamp_seconds", all[i].labels, unix(all[i].now.LastAt))
+	}
+	p.family("next_probe_timestamp_seconds", "gauge", "When the next probe is due, in Unix time.")
+	for i := 0; i < len(all); i++ {
+		p.sample("next_probe_timestamp_seconds", all[i].labels, unix(all[i].now.Next))
+	}
+	p.family("probe_interval_seconds", "gauge", "How often the upstream is probed while nothing is the matter.")
+	for i := 0; i < len(all); i++ {
+		p.sample("probe_interval_seconds", all[i].labels, all[i].every.Seconds())
+	}
+}
+
+func (p *page) counters(all []shown) {
+	p.family("probes_total", "counter", "Probes that ended, by what they found.")
+	for i := 0; i < len(all); i++ {
+		a := all[i].account
+		a.mu.Lock()
+		p.samples("probes_total", all[i].labels, a.kinds)
+		a.mu.Unlock()
+	}
+	p.family("transitions_total", "counter", "Changes of state.")
+	for i := 0; i < len(all); i++ {
+		a := all[i].account
+		a.mu.Lock()
+		p.samples("transitions_total", all[i].labels, a.moves)
+		a.mu.Unlock()
+	}
+	p.family("probe_duration_seconds", "histogram", "How long whole probes took.")
+	for i := 0; i < len(all); i++ {
+		a := all[i].account
+		a.mu.Lock()
+		p.histogram("probe_duration_seconds", all[i].labels, a.took)
+		a.mu.Unlock()
+	}
+}
+
+// ofNobody are the metrics that belong to no upstream.
+func (p *page) ofNobody() {
 	waiting := 0
-	for _, n := range doc.Held {
+	for _, n := range held() {
 		waiting += n
 	}
-	lines = append(lines, family("upstream_up", "gauge", up), family("upstream_state", "gauge", state), family("upstream_info", "gauge", info),
-		family("probes_total", "counter", count), family("last_probe_timestamp_seconds", "gauge", last),
-		family("held_requests", "gauge", []string{metricPrefix + "held_requests " + fmt.Sprint(waiting)}))
-	return strings.Join(lines, "")
-}
-
-func family(name, kind string, samples []string) string {
-	if len(samples) == 0 {
-		return ""
+	p.family("held_requests", "gauge", "Requests that wait for an upstream to come back now.")
+	p.sample("held_requests", "", waiting)
+	p.family("lost_sessions_total", "counter", "Requests whose session was lost with its upstream.")
+	p.sample("lost_sessions_total", "", lostSessions.Load())
+	p.family("burn_rate", "gauge", "How many times faster than the objective of 99.9 % allows an endpoint's error budget is being spent, by probes.")
+	all := endpointDocuments()
+	for i := 0; i < len(all); i++ {
+		windows := mcphealth.BurnWindows()
+		for j := 0; j < len(windows); j++ {
+			if rate, known := all[i].BurnRate[windows[j].Name]; known {
+				p.sample("burn_rate", `path="`+escape(all[i].Path)+`",window="`+windows[j].Name+`"`, rate)
+			}
+		}
 	}
-	sort.Strings(samples)
-	return "# TYPE " + metricPrefix + name + " " + kind + "\n" + strings.Join(samples, "\n") + "\n"
+	ledger.mu.Lock()
+	defer ledger.mu.Unlock()
+	p.family("requests_total", "counter", "Requests that the plugin refused with 503. It does not see those that are served.")
+	var paths []string
+	for path := range ledger.refused {
+		paths = append(paths, path)
+	}
+	sort.Strings(paths)
+	for i := 0; i < len(paths); i++ {
+		p.sample("requests_total", labelsOf("", paths[i])+`,outcome="unavailable"`, ledger.refused[paths[i]])
+	}
+	p.family("hold_seconds", "histogram", "How long requests waited for an upstream to come back, whatever came of it.")
+	p.histogram("hold_seconds", "", ledger.held)
 }
 
-func line(name, labels, value string) string {
-	return metricPrefix + name + "{" + labels + "} " + value
-}
-
-func boolean(b bool) string {
+func boolean(b bool) int {
 	if b {
-		return "1"
+		return 1
 	}
-	return "0"
+	return 0
 }
 
-func labelsOf(target string) string {
-	host, path := target, ""
-	if u, err := url.Parse(target); err == nil {
-		host, path = u.Host, u.Path
+func unix(t time.Time) float64 {
+	if t.IsZero() {
+		return 0
 	}
-	return `upstream="` + escape(host) + `",path="` + escape(path) + `"`
-}
-
-// escape makes a label value (Prometheus text format 0.0.4).
-func escape(s string) string {
-	return strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`).Replace(s)
+	return float64(t.UnixMilli()) / 1000
 }

@@ -366,9 +366,6 @@ func (s *sticky) mark(h http.Header, t *ticket, from string) {
 	}
 }
 
-// lostSessions counts the requests that were told so.
-var lostSessions atomic.Int64
-
 // lost reports whether the sessions of an owner ended with it: it is gone for longer
 // than the grace, and somebody else could open a new one.
 func (s *sticky) lost(i int, o mcphealth.Owner) bool {

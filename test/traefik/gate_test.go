@@ -28,8 +28,13 @@ func TestFallbackForwardsToUpstreams(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	if body, _ := io.ReadAll(resp.Body); !strings.Contains(string(body), "\ntraefik_mcp_health_upstream_up{upstream=\""+r.a.Addr+"\",path=\"/mcp\"} 1\n") {
-		t.Errorf("metrics: %s", body)
+	body, _ := io.ReadAll(resp.Body)
+	labels := `{upstream="` + r.a.Addr + `",path="/mcp"`
+	for _, want := range []string{"upstream_up" + labels + "} 1\n", "transitions_total" + labels + `,to="up",reason="ok"} 2` + "\n", "probes_total" + labels + `,verdict="ready",reason="ok"} `,
+		"probe_duration_seconds_count" + labels + "} ", "hold_seconds_count ", `burn_rate{path="/mcp",window="1h"} `, "upstream_info" + labels + `,era="modern",protocol="2026-07-28"`} {
+		if !strings.Contains(string(body), "\ntraefik_mcp_health_"+want) {
+			t.Errorf("no line %s in the metrics:\n%s", want, body)
+		}
 	}
 }
 

@@ -1,0 +1,92 @@
+package traefikplugin
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+)
+
+// metricsOf asks the status page as Prometheus does, and has its linter read it.
+func metricsOf(t *testing.T, h http.Handler) string {
+	t.Helper()
+	req := httptest.NewRequest("GET", "/status", nil)
+	req.Header.Set("Accept", "text/plain;version=0.0.4")
+	rec := httptest.NewRecorder()
+	h.ServeHTTP(rec, req)
+	problems, err := promlint.New(strings.NewReader(rec.Body.String())).Lint()
+	if err != nil || len(problems) > 0 || rec.Code != 200 {
+		t.Fatalf("%d %v %v\n%s", rec.Code, err, problems, rec.Body)
+	}
+	return rec.Body.String()
+}
+
+// All that is counted, over a death, a return and a reload; gone with the server.
+func TestMetrics(t *testing.T) {
+	a := startMCP(t)
+	config := Config{Mode: modeFallback, StatusPath: "/status", Hold: "100ms", Upstreams: []string{a.URL + "/mcp"}}
+	ctx, end := onRouter(t, "app@file")
+	h := newHandler(t, ctx, http.NotFoundHandler(), config)
+	awaitState(t, "up", a)
+	a.stop()
+	awaitState(t, "down", a)
+	if rec := call(h, 0); rec.Code != 503 {
+		t.Fatalf("%d, want 503", rec.Code)
+	}
+	a.start()
+	awaitState(t, "up", a)
+	end()
+	ctx2, end2 := onRouter(t, "app@file")
+	h = newHandler(t, ctx2, http.NotFoundHandler(), config)
+	labels := `{upstream="` + a.addr + `",path="/mcp"`
+	await(t, "counted", func() bool { return strings.Contains(metricsOf(t, h), labels+`,to="up",reason="ok"} 2`) })
+	text := metricsOf(t, h)
+	for _, want := range []string{
+		"upstream_up" + labels + "} 1\n",
+		"upstream_state" + labels + `,state="down"} 0` + "\n",
+		"upstream_info" + labels + `,era="modern",protocol="2026-07-28",server="a\"b",version="1"} 1` + "\n",
+		"probes_total" + labels + `,verdict="dead",reason="refused"} `,
+		"probes_total" + labels + `,verdict="ready",reason="ok"} `,
+		"transitions_total" + labels + `,to="down",reason="refused"} 1` + "\n",
+		"transitions_total" + labels + `,to="up",reason="ok"} 2` + "\n",
+		"probe_duration_seconds_bucket" + labels + `,le="+Inf"} `,
+		"last_probe_timestamp_seconds" + labels + "} ",
+		"probe_interval_seconds" + labels + "} 10\n",
+		`burn_rate{path="/mcp",window="5m"} `,
+		`requests_total{upstream="",path="/mcp",outcome="unavailable"} `,
+		"hold_seconds_count ",
+		"held_requests 0\n",
+	} {
+		if !strings.Contains(text, "\n"+metricPrefix+want) {
+			t.Errorf("no line %s%s in\n%s", metricPrefix, want, text)
+		}
+	}
+	end2()
+	await(t, "gone", func() bool { n, _ := state(a.URL); return n == 0 })
+	ctx3, _ := onRouter(t, "app@file")
+	h = newHandler(t, ctx3, http.NotFoundHandler(), Config{Mode: modeFallback, StatusPath: "/status"})
+	await(t, "its series, too", func() bool { return !strings.Contains(metricsOf(t, h), a.addr) })
+	var doc struct {
+		Servers   []any
+		Endpoints []any
+		Held      map[string]int
+	}
+	rec := httptest.NewRecorder()
+	h.ServeHTTP(rec, httptest.NewRequestWithContext(context.Background(), "GET", "/status", nil))
+	if err := json.Unmarshal(rec.Body.Bytes(), &doc); err != nil || doc.Servers == nil || doc.Endpoints == nil {
+		t.Errorf("%v: %s", err, rec.Body)
+	}
+}
+
+// Words of a server that would break the text, or fill a disk, do neither.
+func TestEscape(t *testing.T) {
+	for in, want := range map[string]string{"a\"b\\c\nd": `a\"b\\c\nd`, "\xff": "\uFFFD", strings.Repeat("é", 100): strings.Repeat("é", 64)} {
+		if got := escape(in); got != want {
+			t.Errorf("escape(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
