@@ -129,10 +129,16 @@ func (k *keeper) wait(rw http.ResponseWriter, req *http.Request, pass *passage, 
 		countHeld(since)
 	}
 	if !pass.kept {
+		// A client that has stopped sending keeps its connection until then, no longer.
+		upload := http.NewResponseController(rw)
+		bounded := upload.SetReadDeadline(pass.end) == nil
 		if pass.keep(req, pass.end) != nil {
 			leave()
 			k.unread(rw, req, pass)
 			return
+		}
+		if bounded {
+			_ = upload.SetReadDeadline(time.Time{})
 		}
 		k.group.resize(id, len(pass.body))
 	}
@@ -158,9 +164,10 @@ func (k *keeper) wait(rw http.ResponseWriter, req *http.Request, pass *passage, 
 	}
 }
 
-// unread answers a request whose body could not be kept.
+// unread answers a request whose body could not be kept. The end of its time ends its
+// context, too.
 func (k *keeper) unread(rw http.ResponseWriter, req *http.Request, pass *passage) {
-	if req.Context().Err() != nil {
+	if req.Context().Err() != nil && time.Now().Before(pass.end) {
 		rw.WriteHeader(clientGone)
 		return
 	}

@@ -1,12 +1,14 @@
 package traefikplugin
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -299,6 +301,35 @@ func TestPlaceBeforeBody(t *testing.T) {
 	<-done
 	if slow.Code != 503 {
 		t.Errorf("the slow one: %d, want 503", slow.Code)
+	}
+}
+
+// A client that stops in the middle of its body gets its 503 at the end of the hold,
+// and keeps nothing busy after that; one that is slow but done in time is served.
+func TestStalledUpload(t *testing.T) {
+	ctx, _ := onRouter(t, "app@file")
+	h := newHandler(t, ctx, http.NotFoundHandler(), Config{Mode: modeFallback, Hold: "600ms"})
+	ended := make(chan bool, 1)
+	edge := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) { h.ServeHTTP(rw, req); ended <- true }))
+	defer edge.Close()
+	for _, rest := range []string{"", `"x":1}`} {
+		c, err := net.Dial("tcp", strings.TrimPrefix(edge.URL, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		start := time.Now()
+		fmt.Fprintf(c, "POST /mcp HTTP/1.1\r\nHost: x\r\nContent-Length: 14\r\n\r\n{\"id\":7,")
+		if rest != "" {
+			time.Sleep(200 * time.Millisecond)
+			_, _ = io.WriteString(c, rest)
+		}
+		_ = c.SetReadDeadline(start.Add(5 * time.Second))
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil || resp.StatusCode != 503 || time.Since(start) < 500*time.Millisecond || time.Since(start) > 3*time.Second {
+			t.Errorf("%v %v after %s, want 503 at the end of the hold", resp, err, time.Since(start))
+		}
+		<-ended
 	}
 }
 

@@ -163,10 +163,7 @@ func startStatic(t *testing.T, static, dynamic string) *Traefik {
 		t.Fatal(err)
 	}
 	tr := startWith(t, web, api, []string{"--configfile=" + name})
-	await(t, 10*time.Second, "routers known", func() bool {
-		_, body := get(t, tr.API+"/api/http/routers")
-		return strings.Contains(body, "@file")
-	})
+	tr.awaitRouters(t)
 	wantAllEnabled(t, tr)
 	return tr
 }

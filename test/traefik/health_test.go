@@ -109,9 +109,10 @@ func TestStrategies(t *testing.T) {
 			tr := Start(t, Options{Dynamic: c.yaml()})
 			loads := outOfStep(t, tr, 10)
 			time.Sleep(time.Second)
-			killed := time.Now()
+			kills := []time.Time{time.Now()}
 			r.a.Kill(t)
 			time.Sleep(time.Second)
+			kills = append(kills, time.Now())
 			r.b.Kill(t)
 			time.Sleep(1500 * time.Millisecond)
 			r.a.Restart(t)
@@ -121,16 +122,27 @@ func TestStrategies(t *testing.T) {
 			if rep.Count[e2e.OK] < 50 {
 				t.Errorf("only %d calls succeeded", rep.Count[e2e.OK])
 			}
-			for _, f := range rep.Failures {
-				if f.Status != 502 || f.Start.Before(killed.Add(-time.Second)) {
-					t.Errorf("%v: want at most 502 of calls under way", f)
-				}
-			}
-			if len(rep.Failures) > 4 {
-				t.Errorf("%d failures in two kills", len(rep.Failures))
-			}
+			wantAtKills(t, rep, kills)
 			r.wantOnce(t)
 		})
+	}
+}
+
+// wellNoticed is within what a killed server is out of the balancer on a machine that
+// has other things to do: a few ms on a quiet one.
+const wellNoticed = 500 * time.Millisecond
+
+// wantAtKills wants no failures but 502 of calls that met a server as it was killed.
+func wantAtKills(t *testing.T, rep e2e.Report, kills []time.Time) {
+	t.Helper()
+	for _, f := range rep.Failures {
+		at := false
+		for _, k := range kills {
+			at = at || f.End.After(k) && f.Start.Before(k.Add(wellNoticed))
+		}
+		if f.Status != 502 || !at {
+			t.Errorf("%v: want at most 502 of calls at a kill, killed at %v", f, kills)
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ package traefik
 import (
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -113,9 +114,23 @@ func Start(t testing.TB, o Options) *Traefik {
 	}
 	tr.run(t, web, append(flags, o.Flags...))
 	if o.Dynamic != "" {
-		await(t, 10*time.Second, "routers known", func() bool { return strings.Contains(tr.config(t), "@file") })
+		tr.awaitRouters(t)
 	}
 	return tr
+}
+
+// awaitRouters waits for the first configuration of the file provider.
+func (tr *Traefik) awaitRouters(t testing.TB) {
+	t.Helper()
+	addr := strings.TrimPrefix(tr.API, "http://")
+	await(t, 20*time.Second, "the API listens", func() bool {
+		c, err := net.Dial("tcp", addr)
+		if err == nil {
+			c.Close()
+		}
+		return err == nil
+	})
+	await(t, 10*time.Second, "routers known", func() bool { return strings.Contains(tr.config(t), "@file") })
 }
 
 // startWith runs Traefik with nothing but these flags, and the plugin.
