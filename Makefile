@@ -12,10 +12,10 @@ SOURCES := $(shell find mcphealth caddymodule cmd internal docs -name '*.go' -no
 # In CI, tests with real processes get a second chance; see .ci/again.
 AGAIN := $(if $(CI),$(CURDIR)/.ci/again,)
 
-.PHONY: help run build test yaegi adapt suite e2e traefik reliability soak rules accuracy bench fuzz flake lint vuln clean
+.PHONY: help run build test yaegi adapt suite e2e traefik traefik-table traefik-overhead reliability soak rules accuracy bench fuzz flake lint vuln clean
 
 help: ## this list
-	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
 run: build bin/mcp-server ## Caddy with the modules and three small MCP servers, on loopback
 	examples/run
@@ -69,6 +69,13 @@ soak: build ## mixed load with random kills, stops, drains and reloads, for half
 rules: ## Prometheus rules, the Grafana dashboard, metrics (installs Debian's prometheus)
 	examples/prometheus/install
 	go test -count=1 ./caddymodule -run '^(TestRules|TestDashboard|TestMetricsAreWellFormed|TestMetricNames)$$'
+
+traefik-table: ## measures docs/benchmarks.md: a container recreated under load, all set-ups (10 minutes)
+	test/traefik/install
+	cd test/traefik && MCPHEALTH_TABLE=$(CURDIR)/docs/benchmarks.md go test -v -run '^TestTable$$' -timeout 40m -count=1 .
+
+traefik-overhead: ## measures docs/benchmarks.md: what the plugin costs a request, against none and a no-op
+	cd test/traefik && MCPHEALTH_OVERHEAD=$(CURDIR)/docs/benchmarks.md go test -v -run '^TestOverhead$$' -timeout 20m -count=1 .
 
 accuracy: build ## the bug cases judged by Caddy, Traefik, HAProxy and us (installs Debian's haproxy)
 	bench/accuracy/install
