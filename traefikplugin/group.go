@@ -49,9 +49,10 @@ type group struct {
 	routed  map[uintptr]bool // the configurations that have, or had, a route
 
 	waiters map[int]*waiter
-	bytes   int  // of held bodies
-	waking  bool // a wake is under way
-	poking  bool // servers are being asked for the waiters' sake
+	late    map[int]*waiter // whose hold is over, but not their body
+	bytes   int             // of held bodies
+	waking  bool            // a wake is under way
+	poking  bool            // servers are being asked for the waiters' sake
 }
 
 // waiter is one held request.
@@ -74,7 +75,7 @@ func join(key string) *group {
 	}
 	g := groups.m[key]
 	if g == nil {
-		g = &group{key: key, members: map[int]*member{}, waiters: map[int]*waiter{}, routed: map[uintptr]bool{}, since: time.Now()}
+		g = &group{key: key, members: map[int]*member{}, waiters: map[int]*waiter{}, late: map[int]*waiter{}, routed: map[uintptr]bool{}, since: time.Now()}
 		groups.m[key] = g
 	}
 	g.refs++
@@ -243,9 +244,27 @@ func (g *group) enlist(size, max int) (id int, box chan int) {
 func (g *group) unlist(id int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if w := g.waiters[id]; w != nil {
-		delete(g.waiters, id)
+	w := g.waiters[id]
+	if w == nil {
+		w = g.late[id]
+	}
+	if w != nil {
 		g.bytes -= w.size
+		delete(g.waiters, id)
+		delete(g.late, id)
+	}
+}
+
+// expire frees the place of one whose hold is over, and keeps account of the bytes that
+// have come until it is gone: its client may not have sent the last one yet.
+func (g *group) expire(id, got int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if w := g.waiters[id]; w != nil {
+		g.bytes += got - w.size
+		w.size = got
+		delete(g.waiters, id)
+		g.late[id] = w
 	}
 }
 

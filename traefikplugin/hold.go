@@ -37,10 +37,11 @@ type passage struct {
 	held    bool      // it has waited until then
 	body    []byte    // all of it if kept, else perhaps its beginning
 	kept    bool
-	sent    atomic.Bool // it got a connection, and may have been executed
-	refused bool        // it got none, and is not answered yet
-	ticket  *ticket     // nil: it is not sticky
-	owner   *server     // of its session, for which it waits
+	got     atomic.Int32 // bytes of body, while it is read
+	sent    atomic.Bool  // it got a connection, and may have been executed
+	refused bool         // it got none, and is not answered yet
+	ticket  *ticket      // nil: it is not sticky
+	owner   *server      // of its session, for which it waits
 }
 
 // mark is req with this passage.
@@ -105,7 +106,8 @@ func (p *passage) rewind(req *http.Request) {
 }
 
 // wait takes a place, then the body, and serves, refuses or drops the request. At
-// the end of the hold it loses its place even if the client is still sending.
+// the end of the hold it loses its place even if the client is still sending: that
+// Traefik ends (respondingTimeouts.readTimeout), for it lets no middleware do so.
 func (k *keeper) wait(rw http.ResponseWriter, req *http.Request, pass *passage, pick func() http.Handler) {
 	size := sizeOf(req)
 	if pass.kept {
@@ -117,7 +119,7 @@ func (k *keeper) wait(rw http.ResponseWriter, req *http.Request, pass *passage, 
 		return
 	}
 	late := time.AfterFunc(time.Until(pass.end), func() {
-		k.group.unlist(id)
+		k.group.expire(id, int(pass.got.Load()))
 		post(box)
 	})
 	gone := context.AfterFunc(req.Context(), func() { post(box) })
@@ -129,16 +131,10 @@ func (k *keeper) wait(rw http.ResponseWriter, req *http.Request, pass *passage, 
 		countHeld(since)
 	}
 	if !pass.kept {
-		// A client that has stopped sending keeps its connection until then, no longer.
-		upload := http.NewResponseController(rw)
-		bounded := upload.SetReadDeadline(pass.end) == nil
 		if pass.keep(req, pass.end) != nil {
 			leave()
 			k.unread(rw, req, pass)
 			return
-		}
-		if bounded {
-			_ = upload.SetReadDeadline(time.Time{})
 		}
 		k.group.resize(id, len(pass.body))
 	}
@@ -164,10 +160,9 @@ func (k *keeper) wait(rw http.ResponseWriter, req *http.Request, pass *passage, 
 	}
 }
 
-// unread answers a request whose body could not be kept. The end of its time ends its
-// context, too.
+// unread answers a request whose body could not be kept.
 func (k *keeper) unread(rw http.ResponseWriter, req *http.Request, pass *passage) {
-	if req.Context().Err() != nil && time.Now().Before(pass.end) {
+	if req.Context().Err() != nil {
 		rw.WriteHeader(clientGone)
 		return
 	}
@@ -197,6 +192,7 @@ func (p *passage) keep(req *http.Request, end time.Time) error {
 	for {
 		n, err := req.Body.Read(chunk)
 		p.body = append(p.body, chunk[:n]...)
+		p.got.Store(int32(len(p.body)))
 		if err == io.EOF {
 			break
 		}

@@ -2,6 +2,7 @@ package traefik
 
 import (
 	"bytes"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -57,48 +58,25 @@ func TestDocs(t *testing.T) {
 
 // The example files work as they are, but for addresses and where the plugin is.
 func TestExamples(t *testing.T) {
-	t.Run("static and dynamic", func(t *testing.T) {
-		tr := startStatic(t, read(t, "examples/traefik/static.yml"), read(t, "examples/traefik/dynamic.yml"))
-		req, _ := http.NewRequest(http.MethodPost, tr.URL+"/mcp", strings.NewReader(`{"jsonrpc":"2.0","id":"x","method":"ping"}`))
-		req.Host = "mcp.example.com"
-		start := time.Now()
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
-		body, _ := io.ReadAll(resp.Body)
-		if resp.StatusCode != 503 || !strings.Contains(string(body), `"id":"x"`) || time.Since(start) < 9*time.Second {
-			t.Errorf("%d %s after %s, want 503 after the hold of 10 s", resp.StatusCode, body, time.Since(start))
-		}
-	})
-	t.Run("kubernetes", func(t *testing.T) {
-		dec := yaml.NewDecoder(strings.NewReader(read(t, "examples/traefik/kubernetes.yml")))
-		kinds := ""
-		for {
-			var doc struct {
-				Kind string
-				Spec struct {
-					Plugin map[string]map[string]any
-				}
-			}
-			if err := dec.Decode(&doc); err == io.EOF {
-				break
-			} else if err != nil {
+	tr := startStatic(t, read(t, "examples/traefik/static.yml"), read(t, "examples/traefik/dynamic.yml"))
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	for _, edge := range []string{tr.URL, tr.secure} {
+		t.Run(edge[:5], func(t *testing.T) {
+			t.Parallel()
+			req, _ := http.NewRequest(http.MethodPost, edge+"/mcp", strings.NewReader(`{"jsonrpc":"2.0","id":"x","method":"ping"}`))
+			req.Host = "mcp.example.com"
+			start := time.Now()
+			resp, err := client.Do(req)
+			if err != nil {
 				t.Fatal(err)
 			}
-			kinds += doc.Kind + " "
-			if doc.Kind == "Middleware" {
-				middleware, _ := yaml.Marshal(map[string]any{"http": map[string]any{
-					"middlewares": map[string]any{"mcp": map[string]any{"plugin": doc.Spec.Plugin}},
-					"routers":     map[string]any{"r": map[string]any{"rule": "Path(`/mcp`)", "service": "noop@internal", "middlewares": []string{"mcp"}}}}})
-				wantAllEnabled(t, Start(t, Options{Dynamic: string(middleware)}))
+			defer resp.Body.Close()
+			body, _ := io.ReadAll(resp.Body)
+			if resp.StatusCode != 503 || !strings.Contains(string(body), `"id":"x"`) || time.Since(start) < 9*time.Second {
+				t.Errorf("%d %s after %s, want 503 after the hold of 10 s", resp.StatusCode, body, time.Since(start))
 			}
-		}
-		if kinds != "Middleware IngressRoute IngressRoute " {
-			t.Errorf("kinds %s", kinds)
-		}
-	})
+		})
+	}
 }
 
 // The labels of docker-compose.yml alone keep calls through a recreation.
@@ -163,6 +141,7 @@ func startStatic(t *testing.T, static, dynamic string) *Traefik {
 		t.Fatal(err)
 	}
 	tr := startWith(t, web, api, []string{"--configfile=" + name})
+	tr.secure = fmt.Sprintf("https://127.0.0.1:%d", secure)
 	tr.awaitRouters(t)
 	wantAllEnabled(t, tr)
 	return tr

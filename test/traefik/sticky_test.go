@@ -2,6 +2,7 @@ package traefik
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -258,5 +259,40 @@ func TestDrainingReplicaKeepsItsSessions(t *testing.T) {
 	}
 	if n := all[0].Sessions(t); n > before {
 		t.Errorf("%d new sessions on the replica that drains", n-before)
+	}
+}
+
+// A stream of a session breaks off as its server dies, and does not end as if all had
+// been said.
+func TestStickyStreamBreaks(t *testing.T) {
+	all, _ := stateful(t, 1)
+	tr := Start(t, Options{Dynamic: stickyConfig("hold: 0", all).yaml()})
+	awaitUp(t, tr, all)
+	id, _ := open(t, tr)
+	body := `{"jsonrpc":"2.0","id":"s","method":"tools/call","params":{"name":"slow","arguments":{"ms":20000},"_meta":{"progressToken":"p"}}}`
+	req, _ := http.NewRequest(http.MethodPost, tr.URL+"/mcp", strings.NewReader(body))
+	for k, v := range map[string]string{"Content-Type": "application/json", "Accept": "application/json, text/event-stream", "Mcp-Session-Id": id, "MCP-Protocol-Version": "2025-11-25"} {
+		req.Header.Set(k, v)
+	}
+	start := time.Now()
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	first := make([]byte, 1)
+	if _, err := io.ReadFull(resp.Body, first); err != nil || time.Since(start) > 10*time.Second {
+		t.Fatalf("no event within %s: %v", time.Since(start), err)
+	}
+	all[0].Kill(t)
+	if rest, err := io.ReadAll(resp.Body); err == nil {
+		t.Errorf("the stream ended well: %q", rest)
+	}
+	all[0].Restart(t)
+	await(t, 10*time.Second, "a new session", func() bool {
+		return send(t, tr, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"0"}}}`).StatusCode == 200
+	})
+	if strings.Contains(tr.Output(), "internal error") {
+		t.Error("an internal error is in the log")
 	}
 }

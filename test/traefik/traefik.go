@@ -75,7 +75,8 @@ type Traefik struct {
 	URL string // of its entry point
 	API string
 
-	dir string
+	dir    string
+	secure string // the URL of its TLS entry point, if it has one
 }
 
 // Options are what differs between two Traefiks.

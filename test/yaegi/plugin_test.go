@@ -163,6 +163,15 @@ func TestPluginConfig(t *testing.T) {
 		{"aliveIf", "maybe", "aliveIf"},
 		{"paths", "mcp", "paths"},
 		{"upstreams", "ftp://x/mcp", "upstreams"},
+		{"sticky", "false", ""},
+		{"sticky", 0, ""},
+		{"sticky", "perhaps", "Sticky"},
+		{"sticky", true, "sticky"}, // next is no balancer
+		{"sessionKey", 5, "sessionKey"},
+		{"sessionGrace", []string{"a", "b"}, "SessionGrace"},
+		{"paths", map[string]interface{}{"a": "b"}, "Paths"},
+		{"headers", "Authorization", "Headers"},
+		{"hold", map[string]interface{}{"s": 1}, "Hold"},
 	}
 	for _, tt := range tests {
 		_, err := b.middleware(context.Background(), next, map[string]interface{}{tt.key: tt.value})
