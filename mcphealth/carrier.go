@@ -28,8 +28,9 @@ type Carrier struct {
 }
 
 // NewCarrierProber makes a prober for a server behind c. The target's URL only
-// names it; what belongs to HTTP must not be set. It asks once: a carrier holds
-// one session, from its start to its end. The error wraps ErrTarget.
+// names it; what belongs to HTTP must not be set. A carrier holds one session, from
+// its start to its end: the first Probe opens it, later ones ask within it. The
+// error wraps ErrTarget.
 func NewCarrierProber(t Target, c *Carrier) (*Prober, error) {
 	if err := t.validateQuestions(); err != nil {
 		return nil, err
@@ -46,6 +47,13 @@ const initialized = `{"jsonrpc":"2.0","method":"notifications/initialized"}`
 // carried asks a server behind a carrier: discover, else initialize, and
 // tools/list in the session which that opens.
 func (p *Prober) carried(ctx context.Context) finding {
+	if p.session.open {
+		f := p.judge(p.ask(ctx, p.inEra("ping", "")))
+		if f.reason == MethodNotFound {
+			f.mcp = true // weak from a stranger; this one was MCP before
+		}
+		return p.settled(f)
+	}
 	var before []finding
 	if p.target.Era != Legacy {
 		f, silent := p.discoverCarried(ctx)

@@ -55,6 +55,11 @@ func (o *options) declare(fs *flag.FlagSet) {
 // declareShared are the flags that `mcphealth explain` has too.
 func (o *options) declareShared(fs *flag.FlagSet) {
 	fs.BoolVar(&o.json, "json", false, "print one JSON object")
+	o.declareTarget(fs)
+}
+
+// declareTarget are the flags of a target, which `mcphealth serve` has too.
+func (o *options) declareTarget(fs *flag.FlagSet) {
 	fs.DurationVar(&o.target.Timeout, "timeout", mcphealth.DefaultTimeout, "how long the whole probe may take, a `duration`")
 	fs.StringVar(&o.era, "era", "auto", "protocol generation: `auto|modern|legacy|sse`")
 	fs.Func("header", "send this header, as '`Name: value`'; may be repeated", appendTo(&o.header.plain))
@@ -195,6 +200,34 @@ func (f tlsFlags) transport() (*http.Transport, error) {
 		c.Certificates = []tls.Certificate{pair}
 	}
 	return &http.Transport{TLSClientConfig: c, ForceAttemptHTTP2: true}, nil
+}
+
+// renewed is transport, made anew when one of the files has changed.
+func (f tlsFlags) renewed() func() (*http.Transport, error) {
+	var last *http.Transport
+	var of string
+	return func() (*http.Transport, error) {
+		now := f.stamp()
+		if last != nil && now == of {
+			return last, nil
+		}
+		t, err := f.transport()
+		if err != nil {
+			return nil, err
+		}
+		last, of = t, now
+		return t, nil
+	}
+}
+
+// stamp changes when one of the files does.
+func (f tlsFlags) stamp() (s string) {
+	for _, file := range []string{f.cacert, f.cert, f.key} {
+		if i, err := os.Stat(file); err == nil {
+			s += fmt.Sprint(i.ModTime().UnixNano(), i.Size(), ",")
+		}
+	}
+	return s
 }
 
 // newFlags is a flag set that prints nothing by itself: package flag would repeat

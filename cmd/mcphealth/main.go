@@ -11,6 +11,7 @@ import (
 const (
 	exitUp      = 0
 	exitDead    = 1
+	exitFailed  = 1 // of serve: it could not listen
 	exitUnknown = 3
 	exitUsage   = 64
 )
@@ -20,9 +21,10 @@ const usage = `mcphealth asks an MCP server whether it lives, in its own protoco
   mcphealth probe [flags] URL                  ask once; exit 0 up, 1 dead, 3 unknown
   mcphealth probe [flags] --stdio -- COMMAND   the same, of a server on stdin and stdout
   mcphealth explain [flags] URL                what other checks conclude, and why
+  mcphealth serve --target NAME=URL ...        answer for servers at GET /health
   mcphealth version
 
-Flags of a command: mcphealth probe -h, mcphealth explain -h
+Flags of a command: mcphealth probe -h, mcphealth explain -h, mcphealth serve -h
 `
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
@@ -37,6 +39,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 		return probe(args[1:], stdout, stderr)
 	case "explain":
 		return runExplain(args[1:], stdout, stderr)
+	case "serve":
+		return runServe(args[1:], stdout, stderr)
 	case "version", "--version", "-version":
 		fmt.Fprintln(stdout, version())
 		return exitUp

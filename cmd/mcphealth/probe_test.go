@@ -607,7 +607,8 @@ func TestDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for command, declare := range map[string]func(*options, *flag.FlagSet){"probe": (*options).declare, "explain": (*options).declareShared} {
+	for command, declare := range map[string]func(*options, *flag.FlagSet){"probe": (*options).declare, "explain": (*options).declareShared,
+		"serve": func(_ *options, fs *flag.FlagSet) { new(serving).declare(fs) }} {
 		_, section, _ := strings.Cut(string(page), "\n## "+command+"\n")
 		section, _, _ = strings.Cut(section, "\n## ")
 		documented := map[string]bool{}

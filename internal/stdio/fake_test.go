@@ -72,6 +72,8 @@ func legacyFake() func(call) string {
 			return ""
 		case state == "open" && c.Method == "tools/list":
 			return tools
+		case state == "open" && c.Method == "ping":
+			return `"result":{}`
 		}
 		return `"error":{"code":-32602,"message":"Received request before initialization was complete"}`
 	}
@@ -238,6 +240,50 @@ var fakes = map[string]func(){
 		c.Env = append(os.Environ(), fakeName+"=modern")
 		c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
 		_ = c.Run()
+	},
+	"hangs after the first answer": func() {
+		asked := 0
+		each(func(c call) string {
+			if asked++; asked > 1 {
+				return ""
+			}
+			return modernFake(c)
+		})
+	},
+	"ends after two answers": func() {
+		asked := 0
+		each(func(c call) string {
+			if asked++; asked > 2 {
+				os.Exit(5)
+			}
+			return modernFake(c)
+		})
+	},
+	"wants answers, and talks": func() {
+		fmt.Println(`{"jsonrpc":"2.0","id":"p1","method":"ping"}`)
+		fmt.Println(`{"jsonrpc":"2.0","id":"p2","method":"roots/list"}`)
+		answered, asked := "", 0
+		lines := bufio.NewScanner(os.Stdin)
+		for lines.Scan() {
+			var c struct {
+				call
+				Result json.RawMessage
+			}
+			if json.Unmarshal(lines.Bytes(), &c) != nil {
+				continue
+			}
+			if c.Method == "" {
+				answered += string(c.ID) + string(c.Result)
+				continue
+			}
+			if asked++; asked > 1 && answered != `"p1"{}"p2"` {
+				os.Exit(6)
+			}
+			fmt.Printf(`{"jsonrpc":"2.0","id":%s,%s}`+"\n", c.ID, modernFake(c.call))
+			for range 3000 { // more than a pipe holds, and more than a probe reads
+				fmt.Println(`{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"` + strings.Repeat("x", 100) + `"}}`)
+			}
+		}
 	},
 	"forks and ends": func() { spawn(true); os.Exit(0) },
 	"sleeper":        func() { signal.Ignore(syscall.SIGTERM); time.Sleep(time.Hour) },

@@ -37,11 +37,9 @@ func Probe(ctx context.Context, t mcphealth.Target, command []string, stderr io.
 	s := session{command: command, stderr: stderr, deadline: time.Now().Add(t.Timeout)}
 	t.Timeout -= min(shutdown, t.Timeout/4)
 	r := s.run(ctx, t)
-	if len(r.Steps) != 1 || r.Steps[0].Step != "server/discover" || r.Reason != mcphealth.Reset || t.Era == mcphealth.Modern {
+	if !endedOnDiscover(t, r) {
 		return r, nil
 	}
-	// Some servers of the handshake era end when the first request is another one
-	// than initialize.
 	if t.Timeout = time.Until(s.deadline) - shutdown; t.Timeout <= 0 {
 		return r, nil
 	}
