@@ -12,7 +12,7 @@ SOURCES := $(shell find mcphealth caddymodule cmd internal docs -name '*.go' -no
 # In CI, tests with real processes get a second chance; see .ci/again.
 AGAIN := $(if $(CI),$(CURDIR)/.ci/again,)
 
-.PHONY: help run build test yaegi adapt suite e2e traefik traefik-table traefik-overhead reliability soak rules accuracy bench fuzz flake lint vuln clean
+.PHONY: help run build test yaegi adapt suite e2e traefik traefik-table traefik-overhead reliability operations soak rules accuracy bench fuzz flake lint vuln clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -76,6 +76,10 @@ traefik-table: ## measures docs/benchmarks.md: a container recreated under load,
 
 traefik-overhead: ## measures docs/benchmarks.md: what the plugin costs a request, against none and a no-op
 	cd test/traefik && MCPHEALTH_OVERHEAD=$(CURDIR)/docs/benchmarks.md go test -v -run '^TestOverhead$$' -timeout 20m -count=1 .
+
+operations: build ## what docs/operations.md shows: HAProxy, nginx, stock Caddy, Docker, Kubernetes, serve under fire
+	test/operations/install
+	cd test/operations && go vet ./... && $(AGAIN) go test -timeout 20m -count=1 ./...
 
 accuracy: build ## the bug cases judged by Caddy, Traefik, HAProxy and us (installs Debian's haproxy)
 	bench/accuracy/install

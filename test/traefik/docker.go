@@ -79,6 +79,9 @@ func StartDocker(t testing.TB) *Docker {
 	return d
 }
 
+// Host is the engine's DOCKER_HOST.
+func (d *Docker) Host() string { return "unix://" + d.socket }
+
 func (d *Docker) try(args ...string) (string, error) {
 	out, err := exec.Command("docker", append([]string{"-H", "unix://" + d.socket}, args...)...).CombinedOutput()
 	return string(out), err
