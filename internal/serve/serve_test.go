@@ -412,10 +412,9 @@ func TestCredentials(t *testing.T) {
 func TestMetrics(t *testing.T) {
 	name := "a\"b\\\n{target=\"x\"} 1\n<script>\xff"
 	s := start(t, Options{Cache: time.Nanosecond}, by("odd-1.a_b", serverFunc(t, func(w http.ResponseWriter, _ *http.Request, id string) { modern(w, id, name) })), by("gone", "http://127.0.0.1:1/"))
-	w := ask(s, "GET", "/metrics") // a scrape is a caller
+	ask(s, "GET", "/metrics") // a scrape is a caller
 	ask(s, "GET", "/health")
-	w = ask(s, "GET", "/metrics")
-	text := w.Body.String()
+	text := ask(s, "GET", "/metrics").Body.String()
 	for _, want := range []string{
 		`mcp_health_target_up{target="odd-1.a_b"} 1`,
 		`mcp_health_target_up{target="gone"} 0`,
