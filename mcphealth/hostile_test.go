@@ -133,6 +133,12 @@ var hostiles = []struct {
 		s.ID = strings.ReplaceAll(s.ID, "-", `\u002d`)
 		s.Say(okJSON + "\r\n" + discovered)
 	}},
+	{"members of odd types", "ready ok", func(s *mcpfake.Socket) {
+		s.Say(okJSON + "\r\n" + `{"jsonrpc":"2.0","id":$ID,"result":{"ttlMs":"0","serverInfo":{"name":"x","version":1},"supportedVersions":["2026-07-28"],"capabilities":{}}}`)
+	}},
+	{"a code in quotes", "alive method_not_found", func(s *mcpfake.Socket) {
+		s.Say(okJSON + "\r\n" + `{"jsonrpc":"2.0","id":$ID,"error":{"code":"-32601","message":"no"}}`)
+	}},
 	{"a batch as an event", "ready ok", func(s *mcpfake.Socket) {
 		s.Say(okSSE + "\r\ndata: [" + `{"jsonrpc":"2.0","method":"notifications/progress"},` + discovered + "]\n\n")
 	}},

@@ -38,7 +38,7 @@ const (
 
 func (e *rpcError) code() int {
 	var n float64
-	if e == nil || json.Unmarshal(e.Code, &n) != nil {
+	if e == nil || json.Unmarshal(bytes.Trim(e.Code, `"`), &n) != nil {
 		return 0
 	}
 	return int(n)

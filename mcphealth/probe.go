@@ -354,7 +354,8 @@ func (p *Prober) discover(ctx context.Context) finding {
 		ServerInfo        ServerInfo                 `json:"serverInfo"`
 		Meta              map[string]json.RawMessage `json:"_meta"`
 	}
-	if json.Unmarshal(f.a.msg.Result, &d) != nil || len(d.SupportedVersions) == 0 || d.Capabilities == nil {
+	_ = json.Unmarshal(f.a.msg.Result, &d) // an odd member does not hide the others
+	if len(d.SupportedVersions) == 0 || d.Capabilities == nil {
 		return finding{verdict: Dead, reason: NotMCP, a: f.a,
 			detail: "server/discover: a JSON-RPC result that is no DiscoverResult (no supportedVersions and capabilities)"}
 	}

@@ -118,7 +118,8 @@ func (p *Prober) heard(result json.RawMessage) string {
 		ProtocolVersion string     `json:"protocolVersion"`
 		ServerInfo      ServerInfo `json:"serverInfo"`
 	}
-	if json.Unmarshal(result, &r) != nil || r.ProtocolVersion == "" {
+	_ = json.Unmarshal(result, &r) // as in discover
+	if r.ProtocolVersion == "" {
 		return ""
 	}
 	p.hear(r.ServerInfo, []string{r.ProtocolVersion})

@@ -56,6 +56,22 @@ func server(t *testing.T, says map[string]string) *httptest.Server {
 	})
 }
 
+// A server may speak HTTP/2 alone.
+func TestHTTP2(t *testing.T) {
+	s := httptest.NewUnstartedServer(handler(func(w http.ResponseWriter, _ *http.Request, method, id string) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, strings.ReplaceAll(modern[method], "$ID", id))
+	}))
+	s.EnableHTTP2 = true
+	s.StartTLS()
+	defer s.Close()
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	writePEM(t, ca, "CERTIFICATE", s.Certificate().Raw)
+	if exit, out, errs := mcp("probe", "--cacert", ca, s.URL); exit != exitUp || !strings.HasPrefix(out, "ready (ok)") {
+		t.Errorf("exit %d, %q, %q; want ready", exit, out, errs)
+	}
+}
+
 func serveFunc(t *testing.T, f func(w http.ResponseWriter, r *http.Request, method, id string)) *httptest.Server {
 	t.Helper()
 	s := httptest.NewUnstartedServer(handler(f))
