@@ -171,6 +171,9 @@ func isSessionID(id string) bool {
 // belong to a session: those of 2026-07-28 and later do not, whatever else they
 // carry. No version means 2025-03-26.
 func HasSessions(version string) bool {
+	if version == legacyVersion || version == modernVersion { // at once: traffic passes here, interpreted too
+		return version == legacyVersion
+	}
 	if len(version) != len(modernVersion) {
 		return true
 	}

@@ -92,7 +92,7 @@ type settings struct {
 	retryAfter   time.Duration
 	statusPath   string
 	sticky       bool
-	key          *mcphealth.SessionKey // nil: not sticky
+	key          *sessionKey // nil: not sticky
 	sessionGrace time.Duration
 	target       mcphealth.Target // all but the URL
 	schedule     mcphealth.Schedule
@@ -324,6 +324,9 @@ func (s *settings) isMCP(path string) bool { return s.pathOf(path) != "" }
 
 // pathOf is the configured path that this one belongs to; "" if it belongs to none.
 func (s *settings) pathOf(path string) string {
+	if path == s.paths[0] { // at once: traffic passes here
+		return path
+	}
 	if strings.Contains(path+"/", "/.well-known/") {
 		return ""
 	}

@@ -111,8 +111,8 @@ func (s *sticky) serve(rw http.ResponseWriter, req *http.Request) {
 	}
 	pass.ticket = t
 	req = pass.mark(req)
+	req.Header = req.Header.Clone()
 	if t.pinned {
-		req.Header = req.Header.Clone()
 		req.Header[sessionField] = []string{t.id}
 	}
 	var w http.ResponseWriter = &stamp{rw: rw, s: s, t: t}
@@ -133,7 +133,10 @@ func (s *sticky) read(req *http.Request) *ticket {
 		return &ticket{}
 	}
 	t := &ticket{given: values[0]}
-	t.id, t.owner, t.pinned = s.k.set.key.Split(t.given)
+	k := s.k.set.key.known(t.given)
+	t.id = k.id
+	t.owner = k.owner
+	t.pinned = k.pinned
 	return t
 }
 
@@ -191,10 +194,11 @@ func (s *sticky) index(o mcphealth.Owner) int {
 	return -1
 }
 
-// to has the balancer choose the server of that cookie.
+// to has the balancer choose the server of that cookie. The request's header is ours.
 func (s *sticky) to(rw http.ResponseWriter, req *http.Request, t *ticket, value string) {
 	t.chosen = value
-	s.route.b.handler.ServeHTTP(rw, withCookie(req, s.cookie, value))
+	setCookie(req.Header, s.cookie, value)
+	s.route.b.handler.ServeHTTP(rw, req)
 }
 
 // anywhere sends new work to one of the servers that want it: Traefik chooses while
@@ -205,30 +209,24 @@ func (s *sticky) anywhere(rw http.ResponseWriter, req *http.Request, t *ticket) 
 	if prefer := s.route.standing().prefer; len(prefer) > 0 {
 		value = s.value[prefer[int(s.turn.Add(1)&0xffff)%len(prefer)]]
 	}
+	if value != "" || len(req.Header["Cookie"]) > 0 {
+		if t == nil {
+			req = req.WithContext(req.Context())
+			req.Header = req.Header.Clone()
+		}
+		setCookie(req.Header, s.cookie, value)
+	}
 	if t != nil {
 		t.chosen = value
-	}
-	if value != "" || hasCookie(req, s.cookie) {
-		req = withCookie(req, s.cookie, value)
 	}
 	s.route.b.handler.ServeHTTP(rw, req)
 }
 
-func hasCookie(req *http.Request, name string) bool {
-	lines := req.Header["Cookie"]
-	for i := 0; i < len(lines); i++ {
-		if strings.Contains(lines[i], name+"=") {
-			return true
-		}
-	}
-	return false
-}
-
-// withCookie is req with that cookie, and no other of the name; with none if the
-// value is empty.
-func withCookie(req *http.Request, name, value string) *http.Request {
+// setCookie puts that cookie into the header of a request, and takes out any other of
+// the name; with an empty value it puts in none.
+func setCookie(h http.Header, name, value string) {
 	var keep []string
-	lines := req.Header["Cookie"]
+	lines := h["Cookie"]
 	for i := 0; i < len(lines); i++ {
 		all := strings.Split(lines[i], ";")
 		for j := 0; j < len(all); j++ {
@@ -240,14 +238,11 @@ func withCookie(req *http.Request, name, value string) *http.Request {
 	if value != "" {
 		keep = append(keep, name+"="+value)
 	}
-	out := req.WithContext(req.Context())
-	out.Header = req.Header.Clone()
 	if len(keep) > 0 {
-		out.Header["Cookie"] = []string{strings.Join(keep, "; ")}
+		h["Cookie"] = []string{strings.Join(keep, "; ")}
 	} else {
-		delete(out.Header, "Cookie")
+		delete(h, "Cookie")
 	}
-	return out
 }
 
 // stamp is the way of an answer to the client: it writes the owner into the id of a
@@ -283,7 +278,7 @@ func (w *stamp) WriteHeader(status int) {
 		return
 	}
 	w.s.mark(h, w.t, from)
-	w.live = len(h["Content-Length"]) == 0 || strings.Contains(h.Get("Content-Type"), "event-stream")
+	w.live = len(h["Content-Length"]) == 0
 	w.rw.WriteHeader(status)
 	w.flush()
 }
@@ -420,18 +415,55 @@ func (a *absentees) found(o mcphealth.Owner) {
 	a.n.Store(int32(len(a.at)))
 }
 
+// sessionKey is a key with what it was asked last: interpreted, reading a tag costs as
+// much as all else together.
+type sessionKey struct {
+	*mcphealth.SessionKey
+	seen atomic.Value // *sync.Map of ids, as clients have them, to *ownership
+	n    atomic.Int32
+}
+
+// ownership is what an id says.
+type ownership struct {
+	id     string // as the server has it
+	owner  mcphealth.Owner
+	pinned bool
+}
+
+// maxSeen is how many ids are remembered: 10,000, about 2 MB. Then it begins anew.
+const maxSeen = 10_000
+
+// known is what the key says of an id that came from a client.
+func (k *sessionKey) known(given string) *ownership {
+	m := k.seen.Load().(*sync.Map)
+	if o, ok := m.Load(given); ok {
+		return o.(*ownership)
+	}
+	o := &ownership{}
+	o.id, o.owner, o.pinned = k.Split(given)
+	if !o.pinned { // anyone can make such ids up
+		return o
+	}
+	if k.n.Add(1) > maxSeen {
+		k.n.Store(0)
+		k.seen.Store(&sync.Map{})
+	}
+	m.Store(given, o)
+	return o
+}
+
 // sessionKeys are those in use, by their secret: that for "" is made when it is needed, and
 // ends with the process.
 var sessionKeys struct {
 	mu sync.Mutex
-	m  map[string]*mcphealth.SessionKey
+	m  map[string]*sessionKey
 }
 
-func keyOf(secret string) (*mcphealth.SessionKey, error) {
+func keyOf(secret string) (*sessionKey, error) {
 	sessionKeys.mu.Lock()
 	defer sessionKeys.mu.Unlock()
 	if sessionKeys.m == nil {
-		sessionKeys.m = map[string]*mcphealth.SessionKey{}
+		sessionKeys.m = map[string]*sessionKey{}
 	}
 	if k := sessionKeys.m[secret]; k != nil {
 		return k, nil
@@ -443,7 +475,8 @@ func keyOf(secret string) (*mcphealth.SessionKey, error) {
 			return nil, fmt.Errorf("mcphealth: making a session key: %w", err)
 		}
 	}
-	k := mcphealth.NewSessionKey(b)
+	k := &sessionKey{SessionKey: mcphealth.NewSessionKey(b)}
+	k.seen.Store(&sync.Map{})
 	sessionKeys.m[secret] = k
 	return k, nil
 }
