@@ -20,8 +20,8 @@ type Caddy struct {
 	admin string
 }
 
-// caddyBinary is bin/caddy, which make builds with xcaddy; $CADDY outranks it.
-func caddyBinary(t testing.TB) string {
+// CaddyBinary is bin/caddy, which make builds with xcaddy; $CADDY outranks it.
+func CaddyBinary(t testing.TB) string {
 	t.Helper()
 	if bin := os.Getenv("CADDY"); bin != "" {
 		return bin
@@ -43,7 +43,7 @@ func StartCaddy(t testing.TB, site string) *Caddy {
 	if err := os.WriteFile(file, []byte(c.config(site)), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	bin := caddyBinary(t)
+	bin := CaddyBinary(t)
 	c.Process = StartProcess(t, fmt.Sprintf("127.0.0.1:%d", c.Port), func() *exec.Cmd {
 		cmd := exec.Command(bin, "run", "--config", file, "--adapter", "caddyfile")
 		cmd.Env = append(os.Environ(), "XDG_CONFIG_HOME="+dir, "XDG_DATA_HOME="+dir)
