@@ -8,11 +8,12 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/mcphealth/mcphealth/internal/leak"
 )
 
 // fakeHandler and fakeBalancer have the shape of Traefik's own (pkg/server/service/
@@ -255,5 +256,5 @@ func await(t *testing.T, what string, ok func() bool) {
 
 func TestMain(m *testing.M) {
 	linger = 20 * time.Millisecond
-	os.Exit(m.Run())
+	leak.Main(m)
 }

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/mcphealth/mcphealth/internal/leak"
 )
 
 // fakeName is how the test binary knows that it is a server.
@@ -22,7 +24,7 @@ func TestMain(m *testing.M) {
 		fakes[name]()
 		return
 	}
-	os.Exit(m.Run())
+	leak.Main(m)
 }
 
 // call is one request as a fake reads it.

@@ -23,6 +23,7 @@ var coreTests = map[string]string{
 	"checker_test.go":   "imports testing/synctest, which is younger than Yaegi; TestFleet and the tests beside it run checkers in real time",
 	"depth_test.go":     "needs checker_test.go; TestSame asks the deeper questions",
 	"fuzz_test.go":      "fuzz targets, no tests",
+	"main_test.go":      "the leak check of the compiled tests",
 	"hostile_test.go":   "bounds memory and time as compiled code has them, and needs captures_test.go",
 	"probespec_test.go": "needs hostile_test.go; TestSameCaptures knows any_response",
 	"race_off_test.go":  "a constant",
