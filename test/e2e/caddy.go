@@ -35,6 +35,12 @@ func CaddyBinary(t testing.TB) string {
 // {PORT} in them is that port.
 func StartCaddy(t testing.TB, site string) *Caddy {
 	t.Helper()
+	return StartCaddyWith(t, t.TempDir(), site)
+}
+
+// StartCaddyWith is StartCaddy with a storage that other edges may share.
+func StartCaddyWith(t testing.TB, storage, site string) *Caddy {
+	t.Helper()
 	c := &Caddy{Port: FreePort(t)}
 	adminPort := FreePort(t)
 	c.admin = fmt.Sprintf("http://127.0.0.1:%d", adminPort)
@@ -46,7 +52,7 @@ func StartCaddy(t testing.TB, site string) *Caddy {
 	bin := CaddyBinary(t)
 	c.Process = StartProcess(t, fmt.Sprintf("127.0.0.1:%d", c.Port), func() *exec.Cmd {
 		cmd := exec.Command(bin, "run", "--config", file, "--adapter", "caddyfile")
-		cmd.Env = append(os.Environ(), "XDG_CONFIG_HOME="+dir, "XDG_DATA_HOME="+dir)
+		cmd.Env = append(os.Environ(), "XDG_CONFIG_HOME="+dir, "XDG_DATA_HOME="+storage)
 		return cmd
 	})
 	return c

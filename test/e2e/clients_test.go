@@ -2,15 +2,10 @@ package e2e
 
 import (
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
 // driven is a client library that does one thing at a time. What it answers is what
@@ -21,23 +16,24 @@ type driven interface {
 	whoami() (string, error)
 }
 
-// goClient is the Go SDK.
+// goClient is one of the libraries in Go.
 type goClient struct {
+	Library
 	t       *testing.T
-	session *mcp.ClientSession
-	dial    func() (*mcp.ClientSession, error)
+	url     string
+	session Session
 }
 
 func (c *goClient) open() (_ string, err error) {
 	if c.session != nil {
 		c.session.Close()
 	}
-	c.session, err = c.dial()
+	c.session, err = c.Library.Open(c.t.Context(), c.t, c.url)
 	return "ok", err
 }
 
 func (c *goClient) call(message string) (string, error) {
-	return message, Echo(c.t.Context(), c.session, message)
+	return message, echo(c.t.Context(), c.session, message)
 }
 
 func (c *goClient) whoami() (string, error) { return Whoami(c.t.Context(), c.session) }
@@ -57,24 +53,22 @@ func (c *nodeClient) call(message string) (s string, e error) {
 func (c *nodeClient) whoami() (s string, err error) { err = c.Do("whoami", &s); return s, err }
 
 // clientLibraries are those of docs/clients.md.
-var clientLibraries = []struct {
+type clientLibrary struct {
 	name  string
 	start func(t *testing.T, url string) driven
-}{
-	{"go-sdk v1.8.0", func(t *testing.T, url string) driven {
-		return &goClient{t: t, dial: func() (*mcp.ClientSession, error) { return Connect(t.Context(), url) }}
-	}},
+}
+
+var clientLibraries = []clientLibrary{
+	inGo(GoSDK),
+	inGo(goSDKModern),
+	inGo(mcpGo),
 	{"@modelcontextprotocol/sdk 1.32.2", func(t *testing.T, url string) driven { return startNode(t, "sdk1", url) }},
 	{"@modelcontextprotocol/client 2.4.0", func(t *testing.T, url string) driven { return startNode(t, "sdk2", url) }},
-	{"mcp-remote 0.15.1", func(t *testing.T, url string) driven {
-		dir := t.TempDir()
-		return &goClient{t: t, dial: func() (*mcp.ClientSession, error) {
-			cmd := exec.Command("node", filepath.Join(npmServers(t), "node_modules/mcp-remote/dist/proxy.js"), url, "--allow-http", "--transport", "http-only")
-			cmd.Env = append(os.Environ(), "MCP_REMOTE_CONFIG_DIR="+dir, "HOME="+dir)
-			c := mcp.NewClient(&mcp.Implementation{Name: "mcphealth-e2e", Version: "0"}, nil)
-			return c.Connect(t.Context(), &mcp.CommandTransport{Command: cmd}, &mcp.ClientSessionOptions{ProtocolVersion: LegacyVersion})
-		}}
-	}},
+	inGo(mcpRemote),
+}
+
+func inGo(lib Library) clientLibrary {
+	return clientLibrary{lib.Name, func(t *testing.T, url string) driven { return &goClient{Library: lib, t: t, url: url} }}
 }
 
 // What each client library does with what the edge says. The log is where
@@ -82,29 +76,10 @@ var clientLibraries = []struct {
 func TestClientLibraries(t *testing.T) {
 	for _, lib := range clientLibraries {
 		t.Run(lib.name, func(t *testing.T) {
-			site := "mcp_proxy /mcp* {ALL} {\n\tsticky\n\thold %s\n\tsession_grace 2s\n\tcheck_interval 1s\n}"
-			r := startReplicas(t, "ts-sdk-v1.32.2-stateful", 2, fmt.Sprintf(site, "0"))
+			site := "mcp_proxy /mcp* {ALL} {\n\tsticky\n\thold %s\n\tsession_grace %s\n\tcheck_interval 1s\n\tcheck_timeout 1s\n}"
+			r := startReplicas(t, "ts-sdk-v1.32.2-stateful", 2, fmt.Sprintf(site, "0", "2s"))
 			c := lib.start(t, r.caddy.URL())
-			say := func(what string, did func() (string, error)) bool {
-				start := time.Now()
-				got, err := did()
-				if err != nil {
-					got = "ERROR " + err.Error()
-				}
-				t.Logf("%-34s %5d ms  %s", what, time.Since(start).Milliseconds(), got)
-				return err == nil
-			}
-			n := 0
-			call := func() (string, error) {
-				n++
-				return c.call(fmt.Sprintf("%s-%d", strings.ReplaceAll(t.Name(), " ", "-"), n))
-			}
-			must := func(what string, did func() (string, error)) {
-				t.Helper()
-				if !say(what, did) {
-					t.Errorf("%s failed", what)
-				}
-			}
+			say, must, call := diary(t, c)
 			owner := func() *Instance {
 				t.Helper()
 				who, err := c.whoami()
@@ -136,21 +111,85 @@ func TestClientLibraries(t *testing.T) {
 			must("open anew", c.open)
 			must("call", call)
 
-			r.caddy.Reload(t, r.site(fmt.Sprintf(site, "10s")))
-			for _, i := range r.all {
-				i.Kill(t)
-			}
-			time.Sleep(300 * time.Millisecond)
+			r.caddy.Reload(t, r.site(fmt.Sprintf(site, "10s", "20s")))
+			r.whileAway(t, func() { must("held: open", c.open) })
+			must("call", call)
+
+			third := owner()
+			third.Pause(t) // a server that forgets no session while it is away
+			r.caddy.AwaitState(t, third.Addr, "down", 10*time.Second)
 			var back sync.WaitGroup
 			back.Go(func() {
-				time.Sleep(1500 * time.Millisecond)
-				for _, i := range r.all {
-					i.Restart(t)
-				}
+				time.Sleep(time.Second)
+				third.Continue(t)
 			})
-			must("held: open", c.open)
+			must("held: call", call)
 			back.Wait()
-			must("call", call)
+			r.wantOnce(t)
+		})
+	}
+}
+
+// diary is what c does, and what comes of it, one line each. must fails the test if
+// nothing came.
+func diary(t *testing.T, c driven) (say func(string, func() (string, error)) bool, must func(string, func() (string, error)), call func() (string, error)) {
+	say = func(what string, did func() (string, error)) bool {
+		start := time.Now()
+		got, err := did()
+		if err != nil {
+			got = "ERROR " + err.Error()
+		}
+		t.Logf("%-34s %5d ms  %s", what, time.Since(start).Milliseconds(), got)
+		return err == nil
+	}
+	must = func(what string, did func() (string, error)) {
+		t.Helper()
+		if !say(what, did) {
+			t.Errorf("%s failed", what)
+		}
+	}
+	n := 0
+	call = func() (string, error) {
+		n++
+		return c.call(fmt.Sprintf("%s-%d", strings.ReplaceAll(t.Name(), " ", "-"), n))
+	}
+	return say, must, call
+}
+
+// whileAway kills all replicas, has them back after 1.5 s, and does something meanwhile.
+func (r *replicas) whileAway(t *testing.T, do func()) {
+	t.Helper()
+	for _, i := range r.all {
+		i.Kill(t)
+	}
+	time.Sleep(300 * time.Millisecond)
+	var back sync.WaitGroup
+	back.Go(func() {
+		time.Sleep(1500 * time.Millisecond)
+		for _, i := range r.all {
+			i.Restart(t)
+		}
+	})
+	do()
+	back.Wait()
+}
+
+// Clients of the era without sessions: what they do with 503, and with a held call.
+func TestModernClientLibraries(t *testing.T) {
+	for _, lib := range []Library{goSDKModern, mcpGoModern} {
+		t.Run(lib.Name, func(t *testing.T) {
+			site := "mcp_proxy /mcp* {ALL} {\n\tsticky\n\thold %s\n}"
+			r := startReplicas(t, "go-sdk-v1.8.0-stateless", 2, fmt.Sprintf(site, "0"))
+			c := &goClient{Library: lib, t: t, url: r.caddy.URL()}
+			say, must, call := diary(t, c)
+			must("open", c.open)
+			r.whileAway(t, func() { say("503: call", call) })
+			for _, i := range r.all {
+				r.caddy.AwaitState(t, i.Addr, "up", 5*time.Second)
+			}
+			must("the next call", call)
+			r.caddy.Reload(t, r.site(fmt.Sprintf(site, "10s")))
+			r.whileAway(t, func() { must("held: call", call) })
 			r.wantOnce(t)
 		})
 	}
@@ -219,7 +258,7 @@ func TestTypeScriptRollingRestart(t *testing.T) {
 // once they have left it can be taken away unnoticed.
 func TestDrainBeforeARestart(t *testing.T) {
 	r := startReplicas(t, "go-sdk-v1.8.0-stateful", 2, "mcp_proxy /mcp* {ALL} {\n\tsticky\n}")
-	var old []*mcp.ClientSession
+	var old []Session
 	for len(old) < 20 {
 		s, err := Connect(t.Context(), r.caddy.URL())
 		if err != nil {
@@ -236,7 +275,7 @@ func TestDrainBeforeARestart(t *testing.T) {
 		if who, err := Whoami(t.Context(), s); who != "b" {
 			t.Errorf("a new session went to %q (%v) while a drains", who, err)
 		}
-		if err := Echo(t.Context(), old[n], fmt.Sprint("old ", n)); err != nil {
+		if err := echo(t.Context(), old[n], fmt.Sprint("old ", n)); err != nil {
 			t.Errorf("an old session: %v", err)
 		}
 		s.Close()
@@ -248,7 +287,7 @@ func TestDrainBeforeARestart(t *testing.T) {
 	r.caddy.AwaitState(t, r.all[0].Addr, "up", 5*time.Second)
 	r.caddy.Drain(t, r.all[0].Addr, "resume")
 	c := RunSessions(t, r.caddy.URL())
-	if c.Whole != Sessions || c.Owners["a"] == 0 {
+	if c.Whole != c.Begun || c.Owners["a"] == 0 {
 		t.Errorf("%v, want all whole, on both", c)
 	}
 }
