@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/url"
 	"sort"
 	"strings"
 )
@@ -38,6 +39,9 @@ func (p *Prober) takeHeader(ctx context.Context) {
 // of the one before, which an upstream may still have in a cache or a log line.
 func (p *Prober) useHeader(h http.Header) {
 	p.secrets = append(secretsIn(h), secretsIn(p.header)...)
+	if p.url != nil {
+		p.secrets = append(p.secrets, secretsInQuery(p.url.RawQuery)...)
+	}
 	sort.Slice(p.secrets, func(i, j int) bool { return len(p.secrets[i]) > len(p.secrets[j]) })
 	p.header = h
 }
@@ -70,6 +74,28 @@ func secretsIn(h http.Header) []string {
 			if token = strings.TrimSpace(token); len(token) >= minSecret {
 				all = append(all, token)
 			}
+		}
+	}
+	return all
+}
+
+// minQuerySecret is the same in a URL's query, where a short word is an option
+// (?mode=json) and a long one may be a key.
+const minQuerySecret = 8
+
+// secretsInQuery are the values in a URL's query, as they stand there and as they are
+// meant: a redirect, or an error page, repeats them.
+func secretsInQuery(raw string) []string {
+	var all []string
+	pairs := strings.Split(raw, "&")
+	for i := 0; i < len(pairs); i++ {
+		_, v, _ := strings.Cut(pairs[i], "=")
+		if len(v) < minQuerySecret {
+			continue
+		}
+		all = append(all, v)
+		if meant, err := url.QueryUnescape(v); err == nil && meant != v && len(meant) >= minQuerySecret {
+			all = append(all, meant)
 		}
 	}
 	return all

@@ -741,6 +741,23 @@ func TestNoOldSecretInResult(t *testing.T) {
 	}
 }
 
+// Keys stand in URLs as well, and redirects and error pages repeat those.
+func TestNoQuerySecretInResult(t *testing.T) {
+	d := serveDepth(t, func(w http.ResponseWriter, a inquiry) {
+		w.Header().Set("Location", "http://elsewhere.example/?key=hunter2%2Fhunter2&was=hunter2/hunter2&mode=json")
+		w.WriteHeader(http.StatusFound)
+	})
+	p, err := NewProber(Target{URL: d.URL + "/mcp?mode=json&key=hunter2%2Fhunter2", Timeout: time.Second}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := p.Probe(context.Background())
+	p.Close(context.Background())
+	if strings.Contains(r.Detail, "hunter2") || !strings.Contains(r.Detail, "mode=json") {
+		t.Errorf("Detail = %q: want neither form of the key, and the rest", r.Detail)
+	}
+}
+
 func TestAliveIfAnyResponse(t *testing.T) {
 	page := func(status int) func(http.ResponseWriter, inquiry) {
 		return func(w http.ResponseWriter, _ inquiry) {

@@ -2,11 +2,13 @@ package serve
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -408,6 +410,64 @@ func TestCredentials(t *testing.T) {
 	}
 }
 
+// The way is another one when the files that it was made of have changed; between
+// probes no connection is open.
+func TestWayChanges(t *testing.T) {
+	var mu sync.Mutex
+	open, ways := map[net.Conn]bool{}, []int{}
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var m struct{ ID json.RawMessage }
+		_ = json.NewDecoder(r.Body).Decode(&m)
+		modern(w, string(m.ID), "x")
+	}))
+	s.Config.ConnState = func(c net.Conn, state http.ConnState) {
+		mu.Lock()
+		defer mu.Unlock()
+		if open[c] = state != http.StateClosed; !open[c] {
+			delete(open, c)
+		}
+	}
+	s.Start()
+	defer s.Close()
+	way := func(n int) *http.Transport {
+		return &http.Transport{DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			mu.Lock()
+			ways = append(ways, n)
+			mu.Unlock()
+			return (&net.Dialer{}).DialContext(ctx, network, addr)
+		}}
+	}
+	now := way(1)
+	target := by("a", s.URL)
+	target.Transport = func() (*http.Transport, error) {
+		if now == nil {
+			return nil, errors.New("no certificate")
+		}
+		return now, nil
+	}
+	srv := start(t, Options{Cache: time.Nanosecond}, target)
+	for _, next := range []*http.Transport{now, way(2), nil} {
+		now = next
+		if w := ask(srv, "GET", "/health"); w.Code != 200 {
+			t.Errorf("%d %s", w.Code, w.Body)
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if !slices.Equal(ways, []int{1, 2, 2}) {
+		t.Errorf("ways %v, want 1, 2, and 2 again", ways)
+	}
+	for range 100 {
+		if len(open) == 0 {
+			return
+		}
+		mu.Unlock()
+		time.Sleep(10 * time.Millisecond)
+		mu.Lock()
+	}
+	t.Errorf("%d connections are open between probes", len(open))
+}
+
 // What a server calls itself cannot break the metrics.
 func TestMetrics(t *testing.T) {
 	name := "a\"b\\\n{target=\"x\"} 1\n<script>\xff"
@@ -469,7 +529,7 @@ func sed(extra ...string) []string {
 func TestCommand(t *testing.T) {
 	s := start(t, Options{}, Target{Name: "works", Command: sed(), Heartbeat: 50 * time.Millisecond}, Target{Name: "fails", Command: []string{"false", "secret-argument"}})
 	var d Document
-	for range 200 {
+	for range 500 {
 		if d = docOf(t, ask(s, "GET", "/health")); d.Checks["works"].OK && d.Checks["fails"].State == "waiting" {
 			break
 		}
@@ -567,7 +627,9 @@ func TestCaptures(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(replay.Close)
-		targets = append(targets, by(c.Name, replay.URL()))
+		target := by(c.Name, replay.URL())
+		target.Timeout = mcphealth.DefaultTimeout
+		targets = append(targets, target)
 		wants[c.Name], _, _ = strings.Cut(want, " ")
 	}
 	s := start(t, Options{Cache: time.Minute}, targets...)

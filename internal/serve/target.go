@@ -84,19 +84,11 @@ type source interface {
 
 // overHTTP makes the source of a server that is asked when somebody wants to know.
 func overHTTP(ctx context.Context, t Target, o Options, heard func(mcphealth.Result)) (source, error) {
-	var way *http.Transport
-	line := func() (*mcphealth.Line, error) {
-		if t.Transport == nil {
-			return nil, nil
-		}
-		w, err := t.Transport()
-		if err != nil || w == way {
-			return nil, err
-		}
-		way = w
-		return mcphealth.NewLine(w.Clone()), nil
+	if t.Transport == nil {
+		plain := &http.Transport{}
+		t.Transport = func() (*http.Transport, error) { return plain, nil }
 	}
-	l, err := line()
+	way, err := t.Transport()
 	if err != nil {
 		return nil, err
 	}
@@ -105,25 +97,32 @@ func overHTTP(ctx context.Context, t Target, o Options, heard func(mcphealth.Res
 			return nil, err
 		}
 	}
-	p, err := mcphealth.NewProber(t.Target, l)
+	line := mcphealth.NewLine(way.Clone())
+	p, err := mcphealth.NewProber(t.Target, line)
 	if err != nil {
 		return nil, err
 	}
+	renew := func() {
+		if w, err := t.Transport(); err != nil {
+			o.Logger.Warn("files of the connection cannot be read; the old ones are used", "target", t.Name, "error", err)
+		} else if w != way {
+			way, line = w, mcphealth.NewLine(w.Clone())
+			p.SetLine(line)
+		}
+		if t.Header == nil {
+			return
+		}
+		if h, err := t.Header(); err != nil {
+			o.Logger.Warn("credentials cannot be read; the old ones are used", "target", t.Name, "error", err)
+		} else {
+			p.SetHeader(h)
+		}
+	}
 	c := newCell(ctx, o.Cache, o.Cache+p.Target().Timeout, p.Target().URL)
 	c.ask = func(ctx context.Context) mcphealth.Result {
-		if l, err := line(); err != nil {
-			o.Logger.Warn("files of the connection cannot be read; the old ones are used", "target", t.Name, "error", err)
-		} else if l != nil {
-			p.SetLine(l)
-		}
-		if t.Header != nil {
-			if h, err := t.Header(); err != nil {
-				o.Logger.Warn("credentials cannot be read; the old ones are used", "target", t.Name, "error", err)
-			} else {
-				p.SetHeader(h)
-			}
-		}
+		renew()
 		r := p.Probe(ctx)
+		line.Close() // nobody watches it until the next probe, which dials afresh
 		heard(r)
 		return r
 	}

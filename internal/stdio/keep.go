@@ -109,7 +109,7 @@ func (s *Server) Close() {
 
 func (s *Server) keep(ctx context.Context) {
 	defer close(s.done)
-	for pause := minPause; ; pause = min(2*pause, maxPause) {
+	for pause := minPause; ; {
 		began := time.Now()
 		again := s.live(ctx)
 		if time.Since(began) >= steadyAfter {
@@ -121,6 +121,7 @@ func (s *Server) keep(ctx context.Context) {
 			case <-ctx.Done():
 			case <-time.After(pause):
 			}
+			pause = min(2*pause, maxPause)
 		}
 		if ctx.Err() != nil {
 			s.set(func(st *Status) { st.State = Stopped })
