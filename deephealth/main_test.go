@@ -1,0 +1,9 @@
+package deephealth
+
+import (
+	"testing"
+
+	"github.com/mcphealth/mcphealth/internal/leak"
+)
+
+func TestMain(m *testing.M) { leak.Main(m) }
