@@ -10,11 +10,13 @@ import (
 )
 
 // message is one JSON-RPC 2.0 message, read as far as a probe needs it.
+// All fields are exported because Yaegi hands this type to encoding/json.
 type message struct {
-	ID     json.RawMessage
-	Method string
-	Result json.RawMessage
-	Error  *rpcError
+	JSONRPC string          `json:"jsonrpc"`
+	ID      json.RawMessage `json:"id"`
+	Method  string          `json:"method"`
+	Result  json.RawMessage `json:"result"`
+	Error   *rpcError       `json:"error"`
 }
 
 // rpcError is the error object. Code is raw: servers have been seen to send
@@ -61,26 +63,18 @@ func (e *rpcError) cut() {
 	}
 }
 
-// readMessage reads data as one JSON-RPC message. It is nil for anything else. Names
-// count as they are written: encoding/json would take "Result" for "result" where it
-// fills a struct, and no client does.
+// readMessage reads data as one JSON-RPC message. It is nil for anything else, and
+// where names are written in another case: encoding/json takes "Result" for "result",
+// and no client does.
 func readMessage(data []byte) *message {
-	var member map[string]json.RawMessage
-	if json.Unmarshal(data, &member) != nil || string(member["jsonrpc"]) != `"2.0"` {
+	var m message
+	if json.Unmarshal(data, &m) != nil || m.JSONRPC != "2.0" || !bytes.Contains(data, []byte(`"jsonrpc"`)) {
 		return nil
 	}
-	m := &message{ID: member["id"], Result: member["result"]}
-	if raw := member["method"]; raw != nil && json.Unmarshal(raw, &m.Method) != nil {
+	if m.Result != nil && !bytes.Contains(data, []byte(`"result"`)) || m.Error != nil && !bytes.Contains(data, []byte(`"error"`)) {
 		return nil
 	}
-	if raw := member["error"]; raw != nil && string(raw) != "null" {
-		var e rpcError
-		if json.Unmarshal(raw, &e) != nil {
-			return nil
-		}
-		m.Error = &e
-	}
-	return m
+	return &m
 }
 
 // parseMessage reads data as one JSON-RPC response. It is nil for anything
