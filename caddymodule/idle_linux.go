@@ -18,8 +18,9 @@ type idleWatch struct {
 	conns map[uint64]func() // what to call at the end, by the token of its events
 }
 
-// watch has ended called once when the other side ends c. It returns how to give up
-// before c is closed, and nil if it cannot watch c. See mcphealth.Scheduler.Watch.
+// watch has ended called once when the other side ends c. It returns how to give up just
+// before c is closed, which takes it out of the epoll, and nil if it cannot watch c. See
+// mcphealth.Scheduler.Watch.
 func (w *idleWatch) watch(c net.Conn, ended func()) (stop func()) {
 	sc, ok := c.(syscall.Conn)
 	if !ok {
@@ -38,7 +39,7 @@ func (w *idleWatch) watch(c net.Conn, ended func()) (stop func()) {
 	token := w.next
 	w.conns[token] = ended
 	event := syscall.EpollEvent{Events: syscall.EPOLLRDHUP | syscall.EPOLLONESHOT, Fd: int32(token), Pad: int32(token >> 32)}
-	if err := w.control(raw, syscall.EPOLL_CTL_ADD, &event); err != nil {
+	if err := w.add(raw, &event); err != nil {
 		w.forget(token)
 		return nil
 	}
@@ -46,7 +47,6 @@ func (w *idleWatch) watch(c net.Conn, ended func()) (stop func()) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if w.conns[token] != nil {
-			_ = w.control(raw, syscall.EPOLL_CTL_DEL, &event) // fails if c is closed, and then it is out
 			w.forget(token)
 		}
 	}
@@ -74,14 +74,14 @@ func (w *idleWatch) open() error {
 	return nil
 }
 
-// control does op for the socket. The caller holds w.mu.
-func (w *idleWatch) control(socket syscall.RawConn, op int, event *syscall.EpollEvent) error {
+// add puts a socket in. The caller holds w.mu.
+func (w *idleWatch) add(socket syscall.RawConn, event *syscall.EpollEvent) error {
 	epoll, err := w.epoll.SyscallConn()
 	if err != nil {
 		return err
 	}
 	outer := epoll.Control(func(epfd uintptr) {
-		inner := socket.Control(func(fd uintptr) { err = syscall.EpollCtl(int(epfd), op, int(fd), event) })
+		inner := socket.Control(func(fd uintptr) { err = syscall.EpollCtl(int(epfd), syscall.EPOLL_CTL_ADD, int(fd), event) })
 		if inner != nil {
 			err = inner
 		}

@@ -82,7 +82,7 @@ func TestIdleWatch(t *testing.T) {
 	for i := 3; i < 200; i++ { // given up: their end is nobody's business
 		stops[i]()
 		stops[i]()
-		theirs[i].Close()
+		ours[i].Close()
 	}
 	for i := 200; i < n; i++ {
 		theirs[i].Close()

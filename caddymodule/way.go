@@ -208,7 +208,7 @@ var ownAddr = reverseproxy.ProxyProtocolInfo{AddrPort: netip.MustParseAddrPort("
 func (w *way) line(di reverseproxy.DialInfo) *mcphealth.Line {
 	var l *mcphealth.Line
 	if w.http != nil {
-		l = mcphealth.NewLine(w.http.Transport.Clone())
+		l = mcphealth.NewLine(w.http.Transport)
 	} else {
 		l = mcphealth.NewForeignLine(careful{w.transport})
 	}

@@ -252,7 +252,7 @@ func (p *Prober) read(a *answer, resp *http.Response, id string) {
 		a.text = string(b)
 		return
 	}
-	r := bufio.NewReader(io.LimitReader(body, int64(limit)))
+	r := bufio.NewReaderSize(io.LimitReader(body, int64(limit)), smallBuffer)
 	switch {
 	case media == "text/event-stream":
 		readStream(a, r, id, limit)

@@ -45,14 +45,12 @@ type Checker struct {
 	watching atomic.Bool
 	rate     errorRate
 
-	ctx    context.Context
-	cancel context.CancelFunc
-
 	mu        sync.Mutex
 	turn      *turn
 	started   bool
 	closed    bool
-	last      time.Time // when the last probe began
+	cancel    context.CancelFunc // ends the probe that runs, or ran last
+	last      time.Time          // when the last probe began
 	paused    bool
 	drained   bool // Drain
 	running   bool
@@ -95,7 +93,6 @@ func NewChecker(p *Prober, s Schedule) (*Checker, error) {
 	c.idle = sync.NewCond(&c.mu)
 	c.born = time.Now()
 	c.threshold = threshold{rise: s.Rise, fall: s.Fall, state: StateUnknown}
-	c.ctx, c.cancel = context.WithCancel(context.Background())
 	if s.Wait {
 		c.tier.Store(int32(TierDown))
 	}
@@ -229,7 +226,9 @@ func (c *Checker) Close() error {
 	c.mu.Lock()
 	first := !c.closed
 	c.closed = true
-	c.cancel()
+	if c.cancel != nil {
+		c.cancel()
+	}
 	c.sched.Scheduler.drop(c.turn)
 	for c.running {
 		c.idle.Wait()
@@ -239,6 +238,12 @@ func (c *Checker) Close() error {
 		c.endSession()
 	}
 	return nil
+}
+
+func (c *Checker) isClosed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.closed
 }
 
 // bringForward moves the next probe to now, or to when an alarm of this kind is
@@ -307,21 +312,25 @@ func (c *Checker) run() bool {
 	why, start := c.alarm, time.Now()
 	c.running, c.again, c.alarm, c.skipped = true, false, none, 0
 	c.last = start
+	ctx, cancel := context.WithCancel(context.Background())
+	c.cancel = cancel
 	c.mu.Unlock()
 
-	c.conclude(c.ask(), start, why)
+	r := c.ask(ctx)
+	cancel()
+	c.conclude(r, start, why)
 	return true
 }
 
 // ask probes; a bug in it is a result like any other and never a crash.
-func (c *Checker) ask() (r Result) {
+func (c *Checker) ask(ctx context.Context) (r Result) {
 	defer func() {
 		if v := recover(); v != nil {
 			r = Result{URL: c.p.target.URL, Verdict: Unknown, Reason: Canceled, Era: EraUnknown, At: time.Now(),
 				Detail: clean(fmt.Sprintf("the probe itself failed, please report it: %v", v))}
 		}
 	}()
-	return c.p.Probe(c.ctx)
+	return c.p.Probe(ctx)
 }
 
 // conclude counts a result, plans the next probe and tells the listeners.

@@ -14,6 +14,13 @@ import (
 // above any MCP server's and far below what hurts.
 const maxHeader = 64 << 10
 
+// smallBuffer is how much of an answer a probe reads at once, and bigBuffer how much of a
+// question it writes: 1 and 2 KiB, for nearly all are shorter.
+const (
+	smallBuffer = 1 << 10
+	bigBuffer   = 2 << 10
+)
+
 // Line is the way to one upstream. Each question dials afresh, which proves that
 // the server still accepts; the connection of the last one stays open, idle, so
 // that its end tells of the server's death at once.
@@ -22,18 +29,27 @@ type Line struct {
 	// what the proxy's transport needs into its context.
 	Prepare func(*http.Request) *http.Request
 
-	own     *http.Transport   // ours alone; nil for a foreign transport
+	base    *http.Transport   // each probe's own transport is made from it
 	foreign http.RoundTripper // anything else; it may reuse connections, and is not watched
+
+	own *http.Transport // of the probe that runs, or the last if it still has the connection
 
 	mu    sync.Mutex
 	conn  *watchedConn // the last one dialled
 	alarm func()       // called once, when conn ends while idle
 }
 
-// NewLine makes a line over t and takes t over: pass a clone of the transport
-// that traffic uses. Its dialer, TLS settings and protocols stay as they are.
-func NewLine(t *http.Transport) *Line {
-	l := &Line{own: t}
+// NewLine makes a line that goes as t does, with its dialer, TLS settings and
+// protocols. t itself carries nothing, and must not change any more.
+func NewLine(t *http.Transport) *Line { return &Line{base: t} }
+
+// transport makes the transport of a probe. It is kept no longer than the probe: ten
+// thousand of them would take more memory than all that is known of their upstreams.
+func (l *Line) transport() *http.Transport {
+	if l.own != nil {
+		return l.own
+	}
+	t := l.base.Clone()
 	dial := t.DialContext
 	if dial == nil {
 		dial = func(ctx context.Context, network, addr string) (net.Conn, error) { // no method value: Yaegi mistypes it
@@ -54,11 +70,14 @@ func NewLine(t *http.Transport) *Line {
 	if t.MaxResponseHeaderBytes == 0 || t.MaxResponseHeaderBytes > maxHeader {
 		t.MaxResponseHeaderBytes = maxHeader
 	}
+	t.ReadBufferSize = smallBuffer
+	t.WriteBufferSize = bigBuffer
 	t.DisableCompression = true
 	t.DisableKeepAlives = false
 	t.MaxIdleConnsPerHost = 1
 	t.IdleConnTimeout = 0
-	return l
+	l.own = t
+	return t
 }
 
 // NewForeignLine makes a line over any other transport: without death watch, and
@@ -66,11 +85,14 @@ func NewLine(t *http.Transport) *Line {
 func NewForeignLine(rt http.RoundTripper) *Line { return &Line{foreign: rt} }
 
 // Close closes the idle connection.
-func (l *Line) Close() { l.hangUp() }
+func (l *Line) Close() {
+	l.hangUp()
+	l.own = nil
+}
 
 // roundTrip sends one request over a fresh connection.
 func (l *Line) roundTrip(req *http.Request) (*http.Response, error) {
-	if l.own == nil {
+	if l.base == nil {
 		req.Close = true
 	} else {
 		l.hangUp()
@@ -83,10 +105,10 @@ func (l *Line) beside(req *http.Request) (*http.Response, error) {
 	if l.Prepare != nil {
 		req = l.Prepare(req)
 	}
-	if l.own == nil {
+	if l.base == nil {
 		return l.foreign.RoundTrip(req)
 	}
-	return l.own.RoundTrip(req)
+	return l.transport().RoundTrip(req)
 }
 
 // hangUp closes what is open and has no use any more.
@@ -124,7 +146,11 @@ func (l *Line) watchIdle(by func(c net.Conn, ended func()) (stop func()), alarm 
 	l.own.CloseIdleConnections() // which ends in w.Close, if it is idle
 	l.mu.Lock()
 	w.leaving = false
+	taken := w.taken
 	l.mu.Unlock()
+	if taken {
+		l.own = nil
+	}
 	return true
 }
 

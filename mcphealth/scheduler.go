@@ -36,7 +36,7 @@ type Limits struct {
 type Scheduler struct {
 	// Watch, if set before the first Start, watches an idle connection without a
 	// goroutine: it calls ended once when the other side has ended c. It returns how to
-	// give that up before c is closed, or nil if it cannot watch this one.
+	// give that up just before c is closed, or nil if it cannot watch this one.
 	Watch func(c net.Conn, ended func()) (stop func())
 
 	mu      sync.Mutex

@@ -25,7 +25,7 @@ type sseReader struct {
 
 // newSSEReader reads at most limit bytes from r; a longer stream ends there.
 func newSSEReader(r io.Reader, limit int) *sseReader {
-	return &sseReader{r: bufio.NewReader(io.LimitReader(r, int64(limit)))}
+	return &sseReader{r: bufio.NewReaderSize(io.LimitReader(r, int64(limit)), smallBuffer)}
 }
 
 // next returns the next event that has data. io.EOF ends a stream; an event

@@ -19,7 +19,7 @@ func (c *Checker) Sent() {
 // listen is the end of one fast interval with requests under way.
 func (c *Checker) listen(since int64) {
 	c.watching.Store(false)
-	if c.waiting.Load() <= 0 || c.ctx.Err() != nil {
+	if c.waiting.Load() <= 0 || c.isClosed() {
 		return
 	}
 	if c.lastSign.Load() < since && int64(c.Snapshot().LastAt.Sub(c.born)) < since {
