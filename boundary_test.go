@@ -147,6 +147,19 @@ func TestInterpretedImports(t *testing.T) {
 	}
 }
 
+// TestStoreClient: the client of the store that edges may share is Caddy's room's alone.
+func TestStoreClient(t *testing.T) {
+	for _, dir := range []string{"mcphealth", "traefikplugin", "cmd", "internal", "docs"} {
+		for _, s := range sources(t, dir) {
+			for _, path := range imports(s) {
+				if strings.HasPrefix(path, "github.com/redis/") {
+					t.Errorf("%s imports %s: only caddymodule talks to a store", s.path, path)
+				}
+			}
+		}
+	}
+}
+
 // TestBuildLine: the line makes the compiler treat the file as Go 1.21, so that it
 // refuses range over int and func, and gives loop variables the shared meaning
 // that Yaegi gives them. Yaegi itself ignores it.

@@ -64,6 +64,7 @@ func init() {
 // `burn_rate_5m`, `…_30m`, `…_1h`, `…_6h`, `…_3d` | How many times too fast, over each window
 type App struct {
 	Check
+	Fleet
 
 	// What share of requests should be answered well; burn rates are measured by it.
 	// Default: 0.999
@@ -73,6 +74,7 @@ type App struct {
 	logger *zap.Logger
 	events *caddyevents.App
 	unwind context.CancelFunc // ends the goroutine that Start began
+	sharer *sharer            // nil: nothing is shared
 
 	mu      sync.Mutex
 	groups  []*group
@@ -115,7 +117,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 	if err := registerMetrics(ctx); err != nil {
 		return fmt.Errorf("registering metrics: %w", err)
 	}
-	return nil
+	return a.provisionShare()
 }
 
 // Validate checks the defaults.
@@ -125,7 +127,7 @@ func (a *App) Validate() error {
 			return fmt.Errorf("objective %v: %w", a.Objective, err)
 		}
 	}
-	return errors.Join(a.validate(), a.contradictions())
+	return errors.Join(a.validate(), a.validFleet(), a.contradictions())
 }
 
 // maxObjective is the highest objective: 0.99999. Above it, a single bad request
@@ -165,6 +167,10 @@ func (a *App) Start() error {
 	ctx, cancel := context.WithCancel(context.Background())
 	a.unwind = cancel
 	go ledger.keepBudgets(ctx)
+	scheduler.SetLimits(a.limits())
+	if a.sharer != nil {
+		a.sharer.start()
+	}
 	for _, g := range a.groups {
 		g.start()
 	}
@@ -184,6 +190,9 @@ func (a *App) Stop() error {
 	a.mu.Unlock()
 	for _, g := range groups {
 		g.stop()
+	}
+	if a.sharer != nil {
+		a.sharer.stop()
 	}
 	if caddy.Exiting() {
 		checkers.closeUnused(closeTimeout)
@@ -351,9 +360,12 @@ func (h eventHandler) Handle(ctx context.Context, e caddy.Event) error { return 
 //	    watch       on|off
 //	    passive     on|off
 //	    slow_start   <duration>
+//	    probe_ceiling <probes>/s
+//	    probe_budget  <probes>/s <edges>
+//	    share         <redis url>
 //	}
 //
-// All but objective are defaults for the checks of all handlers.
+// All but objective, probe_ceiling, probe_budget and share are defaults for the checks of all handlers.
 func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
 	app := new(App)
 	if err := app.UnmarshalCaddyfile(d); err != nil {
@@ -373,7 +385,7 @@ func (a *App) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	}
 	return a.unmarshalBlock(d, func(name string) (bool, error) {
 		if name != "objective" {
-			return false, nil
+			return a.unmarshalFleet(d, name)
 		}
 		if a.Objective != 0 {
 			return true, d.Err("option 'objective' is given twice")

@@ -157,6 +157,7 @@ func newGroup(ctx caddy.Context, handler *reverseproxy.Handler, check Check) (*g
 		peers:   mcphealth.NewPeers(),
 	}
 	g.sched = g.check.schedule()
+	g.sched.Floor = app.ProbeBudget.floor()
 	g.varName = fmt.Sprintf("mcp_health.pick.%p", g)
 	g.room = newRoom(g.best, g.nudge)
 	g.made, g.sawH2, err = app.keepHonest(ctx, handler)

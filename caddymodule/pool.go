@@ -48,6 +48,7 @@ var checkers = &pool{entries: make(map[string]*entry), keep: keepAfter}
 type pool struct {
 	mu      sync.Mutex
 	entries map[string]*entry
+	shares  map[string][]*entry // by entry.shared
 	keep    time.Duration
 }
 
@@ -80,6 +81,7 @@ type entry struct {
 	network  string
 	address  string
 	interval time.Duration
+	shared   string // its name among edges; "" = what is found out is not shared
 	checker  *mcphealth.Checker
 	account  *account     // what is counted of it
 	lost     atomic.Int64 // sessions that went away with it
@@ -133,14 +135,15 @@ func (p *pool) acquire(q question, upstream string, owner *App, line func() *mcp
 	if err != nil {
 		return nil, err
 	}
-	q.Schedule.Scheduler = scheduler
+	e := &entry{}
+	q.Schedule.Scheduler, q.Schedule.Lease = scheduler, e.lease
 	checker, err := mcphealth.NewChecker(prober, q.Schedule)
 	if err != nil {
 		return nil, err
 	}
-	e := &entry{
+	*e = entry{
 		id: id, upstream: upstream, path: pathOf(q.Target.URL), host: q.Target.Host,
-		network: q.Network, address: q.Address, interval: q.Schedule.Interval,
+		network: q.Network, address: q.Address, interval: q.Schedule.Interval, shared: q.share(),
 		header: q.Target.Header, sent: target.Header,
 		checker: checker, refs: 1, owner: owner,
 		account: ledger.open(upstream, pathOf(q.Target.URL)),
@@ -154,6 +157,7 @@ func (p *pool) acquire(q question, upstream string, owner *App, line func() *mcp
 	}
 	checker.Start()
 	p.entries[id] = e
+	p.index(e, true)
 	return e, nil
 }
 
@@ -190,10 +194,21 @@ func (e *entry) changed(c mcphealth.Change) {
 	announce(e, c)
 }
 
-// probed counts a probe.
+// probed counts a probe, and passes on what it found out.
 func (e *entry) probed(r mcphealth.Result) {
 	e.account.probed(r)
 	e.count()
+	if s := currentSharer(); s != nil {
+		s.tell(e, r)
+	}
+}
+
+// lease is how long e is not to be probed here, because another edge does.
+func (e *entry) lease(urgent bool) time.Duration {
+	if s := currentSharer(); s != nil {
+		return s.lease(e, urgent)
+	}
+	return 0
 }
 
 // count has the endpoint count e in the state that it is in now.
@@ -262,6 +277,7 @@ func (p *pool) drop(e *entry, timer **time.Timer) {
 		return
 	}
 	delete(p.entries, e.id)
+	p.index(e, false)
 	p.mu.Unlock()
 	_ = e.checker.Close()
 	ledger.close(e.account)
@@ -281,6 +297,7 @@ func (p *pool) closeUnused(wait time.Duration) {
 			e.timer.Stop()
 		}
 		delete(p.entries, id)
+		p.index(e, false)
 		unused = append(unused, e)
 	}
 	p.mu.Unlock()
@@ -318,6 +335,33 @@ func (p *pool) list() []*entry {
 		return all[i].id < all[j].id
 	})
 	return all
+}
+
+// index puts e among those that share what they find out, or takes it out. The caller
+// holds p.mu.
+func (p *pool) index(e *entry, in bool) {
+	if e.shared == "" {
+		return
+	}
+	if p.shares == nil {
+		p.shares = make(map[string][]*entry)
+	}
+	rest := slices.DeleteFunc(slices.Clone(p.shares[e.shared]), func(o *entry) bool { return o == e })
+	if in {
+		rest = append(rest, e)
+	}
+	if len(rest) == 0 {
+		delete(p.shares, e.shared)
+	} else {
+		p.shares[e.shared] = rest
+	}
+}
+
+// sharing returns the entries of that name. They must not be changed.
+func (p *pool) sharing(name string) []*entry {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.shares[name]
 }
 
 func (p *pool) get(id string) *entry {

@@ -315,11 +315,25 @@ func (c *Checker) run() bool {
 	ctx, cancel := context.WithCancel(context.Background())
 	c.cancel = cancel
 	c.mu.Unlock()
+	defer cancel()
 
-	r := c.ask(ctx)
-	cancel()
-	c.conclude(r, start, why)
+	if c.sched.Lease != nil {
+		if wait := c.sched.Lease(why != none); wait > 0 {
+			c.leave(wait, why)
+			return false
+		}
+	}
+	c.conclude(c.ask(ctx), start, why)
 	return true
+}
+
+// leave is the end of a turn in which another edge probes.
+func (c *Checker) leave(wait time.Duration, why alarm) {
+	c.mu.Lock()
+	c.alarm = why
+	c.plan(time.Now(), wait)
+	c.done()
+	c.mu.Unlock()
 }
 
 // ask probes; a bug in it is a result like any other and never a crash.
@@ -340,7 +354,7 @@ func (c *Checker) conclude(r Result, start time.Time, why alarm) {
 	if vote == Dead && noAnswer(r.Reason) && c.lastRPC.Load() > int64(start.Sub(c.born)) {
 		vote = Unknown // clients got answers meanwhile: this vote is from before
 	}
-	change, changed := c.count(r, vote)
+	change, changed := c.count(r, vote, 1)
 	c.after(r, start, why)
 	changes, results := c.listeners()
 	c.mu.Unlock()
@@ -358,11 +372,17 @@ func (c *Checker) conclude(r Result, start time.Time, why alarm) {
 	}
 
 	c.mu.Lock()
+	c.done()
+	c.mu.Unlock()
+}
+
+// done is the end of a turn, and makes up for what came up meanwhile.
+func (c *Checker) done() {
 	c.running = false
 	again, missed := c.again, c.missed
 	c.again, c.missed = false, false
 	if c.closed || c.paused {
-		missed, again = false, false
+		again, missed = false, false
 	}
 	if missed {
 		c.due(minGap)
@@ -370,7 +390,6 @@ func (c *Checker) conclude(r Result, start time.Time, why alarm) {
 		c.hurry(atLeast(c.patience(c.alarm), minGap), c.alarm)
 	}
 	c.idle.Broadcast()
-	c.mu.Unlock()
 }
 
 // noAnswer tells a probe that got none from one that got a definite answer, which
@@ -381,12 +400,12 @@ func noAnswer(r Reason) bool {
 }
 
 // count moves the state by the vote and stores the snapshot.
-func (c *Checker) count(r Result, vote Verdict) (Change, bool) {
+func (c *Checker) count(r Result, vote Verdict, probes uint64) (Change, bool) {
 	s := c.Snapshot()
 	before := s.State
 	c.threshold.observe(vote)
 	s.State, s.Last, s.LastAt = c.threshold.state, r, r.At
-	s.Probes++
+	s.Probes += probes
 	reason := s.Reason
 	if vote.Vote() != 0 && !c.threshold.unconfirmed() || s.State == StateUnknown {
 		reason = r.Reason

@@ -242,6 +242,10 @@ type Schedule struct {
 	Floor time.Duration
 	// Scheduler is what runs the probes; checkers share one. Default: one of its own.
 	Scheduler *Scheduler
+	// Lease, if set, is asked before each probe: 0 to probe, or after how long to ask
+	// again, because another edge probes and tells (Checker.Hear). urgent: live requests
+	// fail or wait, or a connection has ended. It may block for as long as a probe may.
+	Lease func(urgent bool) time.Duration
 }
 
 // WithDefaults fills in what is not set.

@@ -16,8 +16,9 @@ import (
 // Caddy is a real Caddy with our modules in it.
 type Caddy struct {
 	*Process
-	Port  int // of the site
-	admin string
+	Port   int // of the site
+	admin  string
+	global string // of its global options, besides those that all here have
 }
 
 // CaddyBinary is bin/caddy, which make builds with xcaddy; $CADDY outranks it.
@@ -35,13 +36,24 @@ func CaddyBinary(t testing.TB) string {
 // {PORT} in them is that port.
 func StartCaddy(t testing.TB, site string) *Caddy {
 	t.Helper()
-	return StartCaddyWith(t, t.TempDir(), site)
+	return startCaddy(t, t.TempDir(), "", site)
 }
 
 // StartCaddyWith is StartCaddy with a storage that other edges may share.
 func StartCaddyWith(t testing.TB, storage, site string) *Caddy {
 	t.Helper()
-	c := &Caddy{Port: FreePort(t)}
+	return startCaddy(t, storage, "", site)
+}
+
+// StartCaddyGlobal is StartCaddy with more global options.
+func StartCaddyGlobal(t testing.TB, global, site string) *Caddy {
+	t.Helper()
+	return startCaddy(t, t.TempDir(), global, site)
+}
+
+func startCaddy(t testing.TB, storage, global, site string) *Caddy {
+	t.Helper()
+	c := &Caddy{Port: FreePort(t), global: global}
 	adminPort := FreePort(t)
 	c.admin = fmt.Sprintf("http://127.0.0.1:%d", adminPort)
 	dir := t.TempDir()
@@ -59,8 +71,8 @@ func StartCaddyWith(t testing.TB, storage, site string) *Caddy {
 }
 
 func (c *Caddy) config(site string) string {
-	return fmt.Sprintf("{\n\tadmin %s\n\tauto_https off\n\tpersist_config off\n\tgrace_period 2s\n\tlog {\n\t\tlevel WARN\n\t}\n\tservers {\n\t\tprotocols h1 h2c\n\t}\n}\nhttp://:%d {\n\tbind 127.0.0.1\n%s\n}\n",
-		strings.TrimPrefix(c.admin, "http://"), c.Port, strings.ReplaceAll(site, "{PORT}", fmt.Sprint(c.Port)))
+	return fmt.Sprintf("{\n\tadmin %s\n\tauto_https off\n\tpersist_config off\n\tgrace_period 2s\n\tlog {\n\t\tlevel WARN\n\t}\n\tservers {\n\t\tprotocols h1 h2c\n\t}\n%s\n}\nhttp://:%d {\n\tbind 127.0.0.1\n%s\n}\n",
+		strings.TrimPrefix(c.admin, "http://"), c.global, c.Port, strings.ReplaceAll(site, "{PORT}", fmt.Sprint(c.Port)))
 }
 
 // URL is the site's MCP endpoint.

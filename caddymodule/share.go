@@ -1,0 +1,307 @@
+package caddymodule
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/mcphealth/mcphealth/mcphealth"
+)
+
+const (
+	// sharePrefix begins all keys in the store; the number is that of what they hold.
+	sharePrefix = "mcphealth:1:"
+
+	// storeTimeout bounds one question to the store: 500 ms, a tenth of a probe's own
+	// time. A store that does not answer is away.
+	storeTimeout = 500 * time.Millisecond
+
+	// storeRetry is how long an edge does without a store that is away.
+	storeRetry = time.Second
+
+	// storePing is how often an edge makes sure that it still hears the store.
+	storePing = time.Second
+
+	// alarmLease is how long one edge alone looks into what several of them noticed.
+	alarmLease = time.Second
+)
+
+// A sharer shares what edges find out, through a Redis: of those that check the same
+// upstream in the same way one probes and tells the others. It is one of the app, and
+// lives as long.
+type sharer struct {
+	client *redis.Client
+	edge   string // this process, in this configuration
+	pubsub string // the name of the channel
+	log    *zap.Logger
+	away   atomic.Int64 // until then the store is not asked, Unix nanoseconds
+	silent atomic.Bool  // it is away, and that was said
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// errShareURL is a store that cannot be one. What was written is not repeated: it may
+// hold a password.
+var errShareURL = errors.New("share: want redis://[[user]:password@]host[:port][/database], or rediss://…, or unix://…")
+
+func parseStore(url string) (*redis.Options, error) {
+	options, err := redis.ParseURL(url)
+	if err != nil {
+		return nil, errShareURL
+	}
+	return options, nil
+}
+
+// newSharer makes a sharer for the store at url, whose placeholders are replaced.
+func newSharer(url string, log *zap.Logger) (*sharer, error) {
+	options, err := parseStore(caddy.NewReplacer().ReplaceKnown(url, ""))
+	if err != nil {
+		return nil, err
+	}
+	options.DialTimeout, options.ReadTimeout, options.WriteTimeout = storeTimeout, storeTimeout, storeTimeout
+	options.PoolTimeout = storeTimeout
+	options.ContextTimeoutEnabled = true
+	options.MaxRetries = -1
+	redis.SetLogger(quiet{})
+	return &sharer{client: redis.NewClient(options), edge: rand.Text(), log: log, done: make(chan struct{}),
+		pubsub: sharePrefix + "results:" + strconv.Itoa(options.DB)}, nil
+}
+
+// quiet drops what the client library would print of lost connections: the sharer says
+// it once.
+type quiet struct{}
+
+// Printf drops a line.
+func (quiet) Printf(context.Context, string, ...any) {}
+
+// start begins to listen.
+func (s *sharer) start() {
+	var ctx context.Context
+	ctx, s.cancel = context.WithCancel(context.Background())
+	go s.run(ctx)
+}
+
+// stop ends that, and waits for it.
+func (s *sharer) stop() {
+	if s.cancel != nil {
+		s.cancel()
+		<-s.done
+	}
+	_ = s.client.Close()
+}
+
+// run listens to the store, again and again, until ctx ends.
+func (s *sharer) run(ctx context.Context) {
+	defer close(s.done)
+	for ctx.Err() == nil {
+		err := s.listen(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		s.lost(err)
+		select {
+		case <-time.After(storeRetry):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// listen hears what other edges tell until the store is lost.
+func (s *sharer) listen(ctx context.Context) error {
+	sub := s.client.Subscribe(ctx, s.pubsub)
+	defer sub.Close()
+	if _, err := sub.ReceiveTimeout(ctx, storeTimeout); err != nil {
+		return err
+	}
+	if s.silent.Swap(false) {
+		s.log.Info("the store of shared verdicts is back")
+	}
+	s.away.Store(0)
+	for asked := false; ; {
+		m, err := sub.ReceiveTimeout(ctx, storePing)
+		var timeout interface{ Timeout() bool }
+		switch {
+		case err == nil:
+			asked = false
+		case !errors.As(err, &timeout) || !timeout.Timeout() || asked:
+			return err
+		default: // nothing was said for a while
+			asked = true
+			if err := sub.Ping(ctx); err != nil {
+				return err
+			}
+		}
+		if m, ok := m.(*redis.Message); ok {
+			s.receive(m.Payload)
+		}
+	}
+}
+
+// lost notes that the store is away, for a moment: until then all edges probe. Who has
+// trusted in others does so within half an interval.
+func (s *sharer) lost(err error) {
+	s.away.Store(time.Now().Add(storeRetry).UnixNano())
+	if s.silent.Swap(true) {
+		return
+	}
+	s.log.Warn("the store of shared verdicts is away: this edge probes all its upstreams itself", zap.Error(err))
+	for _, e := range checkers.list() {
+		if e.shared != "" {
+			e.checker.ProbeWithin(e.interval / 2)
+		}
+	}
+}
+
+func (s *sharer) isAway() bool { return time.Now().UnixNano() < s.away.Load() }
+
+// told is a message: who found what out about which upstream.
+type told struct {
+	Edge   string          `json:"edge"`
+	Key    string          `json:"key"`
+	Result json.RawMessage `json:"result"`
+}
+
+// receive hears one message. Whoever can write into the store may have written it.
+func (s *sharer) receive(payload string) {
+	var t told
+	if len(payload) > maxTold || json.Unmarshal([]byte(payload), &t) != nil || t.Edge == s.edge {
+		return
+	}
+	for _, e := range checkers.sharing(t.Key) {
+		e.hear(t.Result)
+	}
+}
+
+// maxTold is how long a message may be: what mcphealth.ReadShared takes, and the rest.
+const maxTold = 10 << 10
+
+// hear counts what another edge found out, if it is to be believed.
+func (e *entry) hear(result []byte) bool {
+	r, err := mcphealth.ReadShared(result)
+	if err == nil {
+		e.checker.Hear(r)
+	}
+	return err == nil
+}
+
+// tell passes on what a probe here found out. What says nothing of the upstream is kept.
+func (s *sharer) tell(e *entry, r mcphealth.Result) {
+	if e.shared == "" || r.Reason == mcphealth.Canceled || s.isAway() {
+		return
+	}
+	result := r.Share()
+	message, err := json.Marshal(told{Edge: s.edge, Key: e.shared, Result: result})
+	if err != nil {
+		return // cannot happen: the result is JSON
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+	defer cancel()
+	pipe := s.client.Pipeline()
+	pipe.Set(ctx, sharePrefix+e.shared+":last", result, 2*e.interval)
+	pipe.Publish(ctx, s.pubsub, message)
+	if _, err := pipe.Exec(ctx); err != nil {
+		s.lost(err)
+	}
+}
+
+// takeLease takes or renews a lease. It returns 0 to its holder, and to others for how
+// long it still runs, in ms; and what was last found out.
+var takeLease = redis.NewScript(`
+local holder = redis.call('GET', KEYS[1])
+if not holder or holder == ARGV[1] then
+	redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+	return {0, false}
+end
+return {redis.call('PTTL', KEYS[1]), redis.call('GET', KEYS[2])}
+`)
+
+// lease is how long another edge keeps the right to probe e: 0 if it is ours, or if
+// the store is away. For alarms there is a short lease of its own.
+func (s *sharer) lease(e *entry, urgent bool) time.Duration {
+	if e.shared == "" || s.isAway() {
+		return 0
+	}
+	name, length := "lease", e.interval+e.interval/5
+	if urgent {
+		name, length = "alarm", alarmLease
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+	defer cancel()
+	keys := []string{sharePrefix + e.shared + ":" + name, sharePrefix + e.shared + ":last"}
+	answer, err := takeLease.Run(ctx, s.client, keys, s.edge, length.Milliseconds()).Slice()
+	if err != nil {
+		s.lost(err)
+		return 0
+	}
+	if len(answer) != 2 {
+		return 0
+	}
+	ms, _ := answer[0].(int64)
+	wait := min(max(time.Duration(ms)*time.Millisecond, 0), length)
+	if wait == 0 {
+		return 0
+	}
+	heard := e.checker.Snapshot().LastAt
+	if heard.IsZero() {
+		last, _ := answer[1].(string)
+		if len(last) == 0 || !e.hear([]byte(last)) {
+			return 0 // nothing is known of it: better to ask than to wait
+		}
+	} else if time.Since(heard) > 2*length {
+		return 0 // whoever holds the lease tells nothing
+	}
+	return wait + wait/10
+}
+
+// share is a stable name of what is asked, the same on all edges that ask it, and "" for
+// what cannot be shared: a header whose value is written out may be a secret, and no name
+// is to be guessed from. What only says when is left out.
+func (q question) share() string {
+	header := make(http.Header, len(q.Target.Header))
+	for name, values := range q.Target.Header {
+		for _, v := range values {
+			if !strings.HasPrefix(v, "{") && !strings.Contains(v, " {") {
+				return ""
+			}
+			header.Add(name, v[strings.Index(v, "{"):])
+		}
+	}
+	q.Target.Header = header
+	target, err := json.Marshal(q.Target)
+	if err != nil {
+		return ""
+	}
+	sum := sha256.Sum256(bytes.Join([][]byte{[]byte(q.Network), []byte(q.Address), target}, []byte{0}))
+	return hex.EncodeToString(sum[:16])
+}
+
+// currentSharer is that of the configuration that runs, or nil.
+func currentSharer() *sharer {
+	if app := apps.current(); app != nil {
+		return app.sharer
+	}
+	return nil
+}
+
+// provisionShare makes what Share asks for.
+func (a *App) provisionShare() (err error) {
+	if a.Share == "" {
+		return nil
+	}
+	a.sharer, err = newSharer(a.Share, a.logger)
+	return err
+}
