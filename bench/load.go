@@ -2,11 +2,8 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"io"
-	"log"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -29,36 +26,11 @@ var header = map[string]string{
 	"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": "echo",
 }
 
-// serveBackend serves an MCP server that does nothing else than answer, as fast as
-// it can, so that the proxy is what is measured.
-func serveBackend(kind string) string {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		log.Fatal(err)
-	}
-	h := func(w http.ResponseWriter, r *http.Request) {
-		in, _ := io.ReadAll(r.Body)
-		var m struct {
-			ID     json.RawMessage `json:"id"`
-			Method string          `json:"method"`
-		}
-		if r.Header.Get("Mcp-Method") != "tools/call" {
-			_ = json.Unmarshal(in, &m)
-		}
-		answer := `{"jsonrpc":"2.0","id":"bench","result":{"content":[{"type":"text","text":"hello"}],"resultType":"complete"}}`
-		if m.Method == "server/discover" {
-			answer = `{"jsonrpc":"2.0","id":` + string(m.ID) + `,"result":{"supportedVersions":["2026-07-28"],"capabilities":{},"resultType":"complete"}}`
-		}
-		if kind == "sse" {
-			w.Header().Set("Content-Type", "text/event-stream")
-			answer = "event: message\ndata: " + answer + "\n\n"
-		} else {
-			w.Header().Set("Content-Type", "application/json")
-		}
-		_, _ = io.WriteString(w, answer)
-	}
-	go func() { log.Fatal(http.Serve(ln, http.HandlerFunc(h))) }()
-	return ln.Addr().String()
+// result is one round.
+type result struct {
+	perSecond float64
+	p99       time.Duration
+	failed    int
 }
 
 var (

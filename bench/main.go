@@ -1,255 +1,169 @@
-// Command bench measures the request path: the same load against plain Caddy and
-// against ours, in one Caddy process, in turns, and prints ratios. The rows that
-// it prints are those of docs/benchmarks.md.
+// Command bench measures what mcphealth costs and what it is worth: ours and each
+// peer in turns, in one run, medians with minimum and maximum, ratios. What it prints
+// is what docs/benchmarks.md shows; -write puts it there.
+//
+//	go run . -row path,probing -write ../docs/benchmarks.md
 package main
 
 import (
+	"bytes"
 	"flag"
 	"fmt"
-	"log"
-	"net"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"regexp"
 	"runtime"
+	"slices"
 	"sort"
-	"strconv"
 	"strings"
 	"time"
 )
 
+var (
+	caddyBin = flag.String("caddy", "../bin/caddy", "Caddy with the modules")
+	rounds   = flag.Int("rounds", 7, "rounds per side; 5 or more for numbers that are published")
+	each     = flag.Duration("each", 4*time.Second, "length of a round")
+	clients  = flag.Int("clients", 32, "connections that make the load")
+	tool     = flag.String("load", "wrk", "what makes the load of row path: wrk, or go, which checks every answer")
+	sizes    = flag.String("upstreams", "100,1000,10000", "how many upstreams row probing has")
+	write    = flag.String("write", "", "a file whose sections <!-- bench ROW --> are replaced")
+	only     = flag.String("row", "", "comma-separated rows; default all")
+	port     = flag.Int("port", 0, "for this program's own use")
+	asServer = flag.String("backend", "", "for this program's own use")
+)
+
+// rows are what can be measured, in the order of docs/benchmarks.md. Each prints
+// markdown.
+var rows = []struct {
+	name string
+	run  func(*bytes.Buffer) error
+}{
+	{"path", pathRow},
+	{"policy", policyRow},
+	{"streams", streamsRow},
+	{"probing", probingRow},
+	{"traffic", trafficRow},
+	{"failover", failoverRow},
+	{"sessions", sessionsRow},
+	{"held", heldRow},
+}
+
 func main() {
-	rounds := flag.Int("rounds", 7, "rounds per side")
-	each := flag.Duration("each", 4*time.Second, "length of a round")
-	clients := flag.Int("clients", 32, "connections")
-	caddy := flag.String("caddy", "../bin/caddy", "Caddy with the modules")
-	tool := flag.String("load", "", "wrk, or go (checks every answer); default: wrk if it is there")
 	flag.Parse()
-	if *tool == "" {
-		*tool = "go"
-		if _, err := exec.LookPath("wrk"); err == nil {
-			*tool = "wrk"
+	run := measure
+	if *asServer != "" {
+		run = func() error { return serveBackend(*asServer, *port) }
+	}
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func measure() error {
+	known := map[string]bool{}
+	for _, r := range rows {
+		known[r.name] = true
+	}
+	var want []string
+	if *only != "" {
+		want = strings.Split(*only, ",")
+	}
+	for _, name := range want {
+		if !known[name] {
+			return fmt.Errorf("row %q: not known", name)
 		}
 	}
-	if err := run(*caddy, *tool, *rounds, *clients, *each); err != nil {
-		log.Fatal(err)
-	}
-}
-
-// side is one of the two that are compared.
-type side struct {
-	name, addr string
-	results    []result
-}
-
-// result is one round.
-type result struct {
-	perSecond float64
-	p99       time.Duration
-	failed    int
-}
-
-func run(caddy, tool string, rounds, clients int, each time.Duration) error {
-	fmt.Printf("machine: %d cores, %s, %s, load from %s with %d connections\n", runtime.NumCPU(), cpu(), runtime.Version(), tool, clients)
-	for _, row := range []struct {
-		name, backend string
-	}{
-		{"POST 1 KiB JSON", "json"},
-		{"POST, answer as SSE", "sse"},
-	} {
-		if err := compare(row.name, row.backend, caddy, tool, rounds, clients, each); err != nil {
-			return err
+	for _, r := range rows {
+		if want != nil && !slices.Contains(want, r.name) {
+			continue
+		}
+		out := new(bytes.Buffer)
+		if err := r.run(out); err != nil {
+			return fmt.Errorf("row %s: %w", r.name, err)
+		}
+		fmt.Fprintf(out, "\n%s\n", machine())
+		fmt.Printf("\n%s: %s", r.name, out)
+		if *write != "" {
+			if err := replaceSection(*write, r.name, out.String()); err != nil {
+				return err
+			}
 		}
 	}
-	return policyRow()
+	return nil
 }
 
-func compare(name, backend, caddy, tool string, rounds, clients int, each time.Duration) error {
-	servers := []string{serveBackend(backend), serveBackend(backend)}
-	plain, ours := &side{name: "reverse_proxy, native checks", addr: freeAddr()}, &side{name: "guard + policy", addr: freeAddr()}
-	stop, err := startCaddy(caddy, config(plain.addr, ours.addr, servers))
+// replaceSection puts text between the marks of a row.
+func replaceSection(file, row, text string) error {
+	b, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
-	defer stop()
-	load := wrk
-	if tool == "go" {
-		load = goLoad
+	begin, end := "<!-- bench "+row+" -->\n", "<!-- end -->"
+	before, rest, ok := strings.Cut(string(b), begin)
+	_, after, ended := strings.Cut(rest, end)
+	if !ok || !ended {
+		return fmt.Errorf("%s has no section %q", file, begin+end)
 	}
-	for _, s := range []*side{plain, ours} { // warm up
-		if _, err := load(s.addr, clients, time.Second); err != nil {
-			return err
-		}
-	}
-	for i := range rounds {
-		order := []*side{plain, ours}
-		if i%2 == 1 {
-			order = []*side{ours, plain}
-		}
-		for _, s := range order {
-			r, err := load(s.addr, clients, each)
-			if err != nil {
-				return err
-			}
-			s.results = append(s.results, r)
-		}
-	}
-	report(name, plain, ours)
-	return nil
+	return os.WriteFile(file, []byte(before+begin+"\n"+strings.TrimSpace(text)+"\n\n"+end+after), 0o644)
 }
 
-func config(plain, ours string, servers []string) string {
-	up := strings.Join(servers, " ")
-	return fmt.Sprintf(`{
-	admin off
-	auto_https off
-	persist_config off
-	log {
-		level ERROR
-	}
-}
-http://%s {
-	reverse_proxy /mcp* %s {
-		health_uri /health
-		health_interval 10s
-	}
-}
-http://%s {
-	mcp_guard /mcp*
-	reverse_proxy /mcp* %s {
-		lb_policy mcp_health
-		lb_retries 3
-		lb_try_interval 20ms
-	}
-}
-`, plain, up, ours, up)
-}
-
-// report prints one row: medians with minimum and maximum, and what counts, the
-// ratio, taken from pairs of neighbouring rounds.
-func report(name string, plain, ours *side) {
-	var speed, tail []float64
-	for i := range plain.results {
-		speed = append(speed, ours.results[i].perSecond/plain.results[i].perSecond)
-		tail = append(tail, float64(ours.results[i].p99)/float64(plain.results[i].p99))
-	}
-	fmt.Printf("\n%s\n", name)
-	for _, s := range []*side{plain, ours} {
-		var per, p99 []float64
-		failed := 0
-		for _, r := range s.results {
-			per, p99, failed = append(per, r.perSecond), append(p99, float64(r.p99)/1e6), failed+r.failed
-		}
-		fmt.Printf("  %-30s %8.0f req/s (%.0f to %.0f)   p99 %.2f ms (%.2f to %.2f)   %d failed\n", s.name,
-			median(per), low(per), high(per), median(p99), low(p99), high(p99), failed)
-	}
-	fmt.Printf("  ratio: %.3f of the requests per second (%.3f to %.3f), p99 %.3f × (%.3f to %.3f)\n",
-		median(speed), low(speed), high(speed), median(tail), low(tail), high(tail))
-}
-
-var benchLine = regexp.MustCompile(`(?m)^BenchmarkSelect/(?:\w+\.)?(\S+?)(?:-\d+)?\s+\d+\s+([\d.]+) ns/op\s+\d+ B/op\s+(\d+) allocs/op`)
-
-// policyRow runs the Go benchmarks of the selection policy and prints medians: the
-// fallback policy alone, under ours, and with the guard before it.
-func policyRow() error {
-	cmd := exec.Command("go", "test", "-run", "^$", "-bench", "Select", "-benchmem", "-benchtime", "0.2s", "-count", "5", "./caddymodule")
-	cmd.Dir, _ = filepath.Abs("..")
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("%w\n%s", err, out)
-	}
-	var names []string
-	ns, allocs := map[string][]float64{}, map[string]string{}
-	for _, m := range benchLine.FindAllStringSubmatch(string(out), -1) {
-		if ns[m[1]] == nil {
-			names = append(names, m[1])
-		}
-		n, _ := strconv.ParseFloat(m[2], 64)
-		ns[m[1]], allocs[m[1]] = append(ns[m[1]], n), m[3]
-	}
-	fmt.Print("\nselection policy, per choice (fallback/how/upstreams)\n")
-	for _, name := range names {
-		fmt.Printf("  %-34s %6.1f ns (%.1f to %.1f)   %s allocations", name, median(ns[name]), low(ns[name]), high(ns[name]), allocs[name])
-		if alone := ns[strings.NewReplacer("/policy/", "/alone/", "/guarded/", "/alone/").Replace(name)]; alone != nil && (strings.Contains(name, "/policy/") || strings.Contains(name, "/guarded/")) {
-			fmt.Printf("   %+.1f ns", median(ns[name])-median(alone))
-		}
-		fmt.Println()
-	}
-	return nil
-}
-
-func startCaddy(bin, config string) (stop func(), err error) {
-	dir, err := os.MkdirTemp("", "bench")
-	if err != nil {
-		return nil, err
-	}
-	file := filepath.Join(dir, "Caddyfile")
-	if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
-		return nil, err
-	}
-	cmd := exec.Command(bin, "run", "--config", file, "--adapter", "caddyfile")
-	cmd.Env = append(os.Environ(), "XDG_CONFIG_HOME="+dir, "XDG_DATA_HOME="+dir)
-	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	stop = func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-		_ = os.RemoveAll(dir)
-	}
-	for _, line := range strings.Split(config, "\n") {
-		addr, found := strings.CutPrefix(line, "http://")
-		if !found {
-			continue
-		}
-		if err := awaitListen(strings.TrimSuffix(addr, " {")); err != nil {
-			stop()
-			return nil, err
-		}
-	}
-	time.Sleep(300 * time.Millisecond) // first health checks
-	return stop, nil
-}
-
-func awaitListen(addr string) error {
-	var err error
-	for range 200 {
-		var c net.Conn
-		if c, err = net.Dial("tcp", addr); err == nil {
-			return c.Close()
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	return fmt.Errorf("caddy does not listen: %w", err)
-}
-
-func freeAddr() string {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().String()
+// machine is the line below each table: how to read and repeat it.
+func machine() string {
+	return fmt.Sprintf("_%d cores, %s, Caddy %s, %s, %s; %d rounds of %v in turns, load and backends on the same cores._",
+		runtime.NumCPU(), cpu(), caddyVersion(), runtime.Version(), time.Now().Format("2006-01-02"), *rounds, *each)
 }
 
 func cpu() string {
 	b, _ := os.ReadFile("/proc/cpuinfo")
-	for _, line := range strings.Split(string(b), "\n") {
+	for line := range strings.Lines(string(b)) {
 		if name, found := strings.CutPrefix(line, "model name"); found {
-			return strings.TrimLeft(name, "\t: ")
+			return strings.TrimSpace(strings.TrimLeft(name, "\t: "))
 		}
 	}
 	return "unknown processor"
 }
 
-func sorted(x []float64) []float64 {
-	x = append([]float64(nil), x...)
-	sort.Float64s(x)
-	return x
+// spread is one quantity over the rounds.
+type spread []float64
+
+func (s spread) sorted() []float64 {
+	all := slices.Clone(s)
+	sort.Float64s(all)
+	return all
 }
 
-func median(x []float64) float64 { return sorted(x)[len(x)/2] }
-func low(x []float64) float64    { return sorted(x)[0] }
-func high(x []float64) float64   { return sorted(x)[len(x)-1] }
+func (s spread) median() float64 {
+	if len(s) == 0 {
+		return 0
+	}
+	return s.sorted()[len(s)/2]
+}
+
+// show is the median, with least and most in brackets.
+func (s spread) show(format string) string {
+	if len(s) == 0 {
+		return "–"
+	}
+	all := s.sorted()
+	return fmt.Sprintf(format+" ("+format+" to "+format+")", s.median(), all[0], all[len(all)-1])
+}
+
+// over is s divided by o, round by round.
+func (s spread) over(o spread) spread {
+	var r spread
+	for i := range min(len(s), len(o)) {
+		if o[i] != 0 {
+			r = append(r, s[i]/o[i])
+		}
+	}
+	return r
+}
+
+// table writes rows of cells as markdown; the first is the head.
+func table(out *bytes.Buffer, rows ...[]string) {
+	for i, cells := range rows {
+		fmt.Fprintf(out, "| %s |\n", strings.Join(cells, " | "))
+		if i == 0 {
+			fmt.Fprintf(out, "|%s\n", strings.Repeat("---|", len(cells)))
+		}
+	}
+}

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"time"
+)
+
+// side is one of those that are compared.
+type side struct {
+	name, addr string
+	perSecond  spread
+	p99        spread // ms
+	failed     int
+}
+
+// native, plain and ours are the same proxy in three ways: without any check, with
+// Caddy's own, and with everything of ours that sits in the path (metrics come with the
+// guard).
+const (
+	plainSite = `http://%s {
+	reverse_proxy /mcp* %s
+}
+`
+	nativeSite = `http://%s {
+	reverse_proxy /mcp* %s {
+		health_uri /health
+		health_interval 10s
+	}
+}
+`
+	oursSite = `http://%s {
+	mcp_guard /mcp* {
+		sticky
+	}
+	reverse_proxy /mcp* %s {
+		lb_policy mcp_health
+		lb_retries 3
+		lb_try_interval 20ms
+	}
+}
+`
+)
+
+// pathRow is the request path: what a call costs through each.
+func pathRow(out *bytes.Buffer) error {
+	head := []string{"answer to a POST of 1 KiB", "no checks, req/s", "native checks, req/s", "ours, req/s", "ours ÷ native", "ours ÷ no checks", "p99, ours ÷ native"}
+	lines := [][]string{head}
+	for _, kind := range []struct{ name, backend string }{
+		{"small JSON", "json"}, {"small JSON, as one event", "sse"}, {"JSON of 1 MiB", "large"},
+		{fmt.Sprintf("stream of %d events", events), "events"}, {"small JSON after 20 ms of work", "slow"},
+	} {
+		sides, err := comparePath(kind.backend)
+		if err != nil {
+			return err
+		}
+		plain, native, ours := sides[0], sides[1], sides[2]
+		cells := []string{kind.name, plain.perSecond.show("%.0f"), native.perSecond.show("%.0f"), ours.perSecond.show("%.0f"),
+			ours.perSecond.over(native.perSecond).show("%.3f"), ours.perSecond.over(plain.perSecond).show("%.3f"), ours.p99.over(native.p99).show("%.3f")}
+		lines = append(lines, cells)
+		for _, s := range sides {
+			if s.failed > 0 {
+				return fmt.Errorf("%s, %s: %d requests failed", kind.name, s.name, s.failed)
+			}
+		}
+	}
+	table(out, lines...)
+	return nil
+}
+
+func comparePath(kind string) ([]*side, error) {
+	b, err := startBackend(kind)
+	if err != nil {
+		return nil, err
+	}
+	defer b.stop()
+	sides := []*side{{name: "no checks", addr: freeAddr()}, {name: "native checks", addr: freeAddr()}, {name: "ours", addr: freeAddr()}}
+	up := b.addrs(2)
+	var sites string
+	for i, site := range []string{plainSite, nativeSite, oursSite} {
+		sites += fmt.Sprintf(site, sides[i].addr, up)
+	}
+	c, err := startCaddy("\tmetrics\n", sites)
+	if err != nil {
+		return nil, err
+	}
+	defer c.stop()
+	load := wrk
+	if *tool == "go" {
+		load = goLoad
+	}
+	for _, s := range sides { // warm up
+		if _, err := load(s.addr, *clients, time.Second); err != nil {
+			return nil, err
+		}
+	}
+	for i := range *rounds {
+		for j := range sides {
+			s := sides[(i+j)%len(sides)]
+			r, err := load(s.addr, *clients, *each)
+			if err != nil {
+				return nil, err
+			}
+			s.perSecond, s.p99 = append(s.perSecond, r.perSecond), append(s.p99, float64(r.p99)/1e6)
+			s.failed += r.failed
+		}
+	}
+	return sides, nil
+}
