@@ -188,7 +188,7 @@ func TestUsagesNameEveryOption(t *testing.T) {
 		usage, _, _ = strings.Cut(usage, "//	}\n")
 		named := make(map[string]string)
 		for _, m := range regexp.MustCompile(`(?m)^//\t    (\w+) +(.+)$`).FindAllStringSubmatch(usage, -1) {
-			if !slices.Contains([]string{"fallback", "source", "objective"}, m[1]) {
+			if !slices.Contains([]string{"fallback", "source", "objective", "probe_ceiling", "probe_budget", "share"}, m[1]) {
 				named[m[1]] = m[2]
 			}
 		}
