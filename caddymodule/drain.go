@@ -19,7 +19,7 @@ const hintEvery = time.Second
 // new work. It belongs to the pool's entry, and so survives reloads. What the server
 // itself says of it the checker knows, as the reason draining.
 type drain struct {
-	since  atomic.Int64 // Unix nanoseconds; 0: it does not drain
+	since  atomic.Int64 // as clock says; 0: it does not drain
 	hinted atomic.Int64 // when traffic last had the server asked
 }
 
@@ -45,7 +45,7 @@ func (e *entry) drainSince(ns int64) bool {
 // not.
 func (e *entry) drainingSince() time.Time {
 	if ns := e.drain.since.Load(); ns != 0 {
-		return time.Unix(0, ns)
+		return atClock(ns)
 	}
 	if e.checker.Tier() != mcphealth.TierDegraded {
 		return time.Time{}
@@ -56,7 +56,7 @@ func (e *entry) drainingSince() time.Time {
 // drainSeen hears that an answer in traffic said that the server drains: a probe finds
 // out at once, so that everybody knows it by the same word.
 func (e *entry) drainSeen() {
-	now, last := time.Now().UnixNano(), e.drain.hinted.Load()
+	now, last := clock(), e.drain.hinted.Load()
 	if e.checker.Tier() != mcphealth.TierUp || now-last < int64(hintEvery) {
 		return
 	}
@@ -69,7 +69,7 @@ func (e *entry) drainSeen() {
 func (p *pool) setDrain(e *entry, on bool) {
 	since, changed := int64(0), false
 	if on {
-		since = time.Now().UnixNano()
+		since = clock()
 	}
 	p.mu.Lock()
 	for _, o := range p.entries {

@@ -86,7 +86,7 @@ type entry struct {
 	account  *account     // what is counted of it
 	lost     atomic.Int64 // sessions that went away with it
 	drain    drain
-	upAgain  atomic.Int64 // when it last came back, Unix nanoseconds; 0: never
+	upAgain  atomic.Int64 // when it last came back, as clock says; 0: never
 
 	resting atomic.Bool // nobody refers to it: the checker asks nothing
 

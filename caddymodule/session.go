@@ -392,7 +392,7 @@ func (g *Guard) sessionLost(t *transit, was *before, body []byte) error {
 // logLost writes at most one line a second: a server takes hundreds of sessions with
 // it.
 func (g *Guard) logLost(total int64, upstream string, reason mcphealth.Reason) {
-	now := time.Now().UnixNano()
+	now := clock()
 	last := g.lostAt.Load()
 	if now-last < int64(time.Second) || !g.lostAt.CompareAndSwap(last, now) {
 		return

@@ -2,7 +2,6 @@ package caddymodule
 
 import (
 	"math/rand/v2"
-	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
@@ -13,7 +12,7 @@ import (
 // however often it looks. The zero value, where there is no slow start, sees all as
 // they are.
 type roll struct {
-	now  int64   // Unix nanoseconds
+	now  int64   // as clock says
 	luck float64 // in [0, 1)
 }
 
@@ -21,13 +20,13 @@ func (g *group) roll() roll {
 	if g.check.SlowStart == 0 {
 		return roll{}
 	}
-	return roll{now: time.Now().UnixNano(), luck: rand.Float64()}
+	return roll{now: clock(), luck: rand.Float64()}
 }
 
 // noteRecovery notes when the upstream came back.
 func (e *entry) noteRecovery(c mcphealth.Change) {
 	if c.From == mcphealth.Down && isUp(c.To) {
-		e.upAgain.Store(c.At.UnixNano())
+		e.upAgain.Store(int64(c.At.Sub(born)))
 	}
 }
 
