@@ -1,0 +1,265 @@
+package reliability
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+
+	"github.com/mcphealth/mcphealth/test/e2e"
+)
+
+// A machine that was suspended for many intervals finds its servers as they are: it
+// calls none down, and does not make up for the probes that it missed.
+func TestSuspended(t *testing.T) {
+	for _, edge := range edges {
+		t.Run(edge.name, func(t *testing.T) {
+			t.Parallel()
+			a, b := newServer(t), newServer(t)
+			e := edge.start(t, Route{Name: "r", Upstreams: []string{a.Addr, b.Addr}, Interval: 300 * time.Millisecond, Timeout: 300 * time.Millisecond, Hold: 10 * time.Second})
+			awaitUp(t, e, a.Addr)
+			awaitUp(t, e, b.Addr)
+			for range 3 {
+				e.Proc().Pause(t)
+				time.Sleep(3 * time.Second)
+				before := a.Probes.Load() + b.Probes.Load()
+				e.Proc().Continue(t)
+				ask(t, e.URL("r"), callBody(`"awake"`))
+				time.Sleep(time.Second)
+				if n := a.Probes.Load() + b.Probes.Load() - before; n > 16 {
+					t.Errorf("%d probes in the second after 10 intervals of sleep, want no storm", n)
+				}
+			}
+			for _, s := range []*Server{a, b} {
+				if n := transitions(t, e, s.Addr); n > 1 { // Traefik logs that it is up
+					t.Errorf("%s changed its state %d times", s.Addr, n)
+				}
+				if state, reason := e.State(t, s.Addr); state != "up" {
+					t.Errorf("%s is %s (%s)", s.Addr, state, reason)
+				}
+			}
+		})
+	}
+}
+
+// resolver is a DNS server for mcp.test. It answers with what is set, or not at all.
+type resolver struct {
+	addr   string
+	ip     atomic.Pointer[[4]byte]
+	asked  atomic.Int64
+	socket net.PacketConn
+}
+
+func newResolver(t testing.TB) *resolver {
+	t.Helper()
+	c, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	r := &resolver{addr: c.LocalAddr().String(), socket: c}
+	go r.serve()
+	return r
+}
+
+func (r *resolver) serve() {
+	buf := make([]byte, 1500)
+	for {
+		n, from, err := r.socket.ReadFrom(buf)
+		if err != nil {
+			return
+		}
+		r.asked.Add(1)
+		ip := r.ip.Load()
+		var m dnsmessage.Message
+		if ip == nil || m.Unpack(buf[:n]) != nil || len(m.Questions) != 1 {
+			continue
+		}
+		m.Header.Response, m.Header.RecursionAvailable, m.Additionals = true, true, nil
+		if q := m.Questions[0]; q.Type == dnsmessage.TypeA {
+			m.Answers = []dnsmessage.Resource{{Header: dnsmessage.ResourceHeader{Name: q.Name, Type: q.Type, Class: q.Class, TTL: 0}, Body: &dnsmessage.AResource{A: *ip}}}
+		}
+		if b, err := m.Pack(); err == nil {
+			r.socket.WriteTo(b, from)
+		}
+	}
+}
+
+// No name can be resolved at the start; then it can; then the name flaps between
+// addresses, one of which is nobody's. The edge starts, answers, and serves.
+func TestNamesFlap(t *testing.T) {
+	dns := newResolver(t)
+	port := e2e.FreePort(t)
+	site := fmt.Sprintf(`	mcp_proxy /mcp* {
+		dynamic a mcp.test %d {
+			refresh 100ms
+			resolvers %s
+			dial_timeout 300ms
+		}
+		check_interval 300ms
+		check_timeout 1s
+		hold 5s
+	}
+	mcp_proxy /static/* nowhere.invalid:80 {
+		hold 0
+	}`, port, dns.addr)
+	start := time.Now()
+	c := e2e.StartCaddy(t, site)
+	if took := time.Since(start); took > 10*time.Second {
+		t.Errorf("Caddy took %s to start without a resolver", took)
+	}
+	if wrong := answerTo(strings.TrimSuffix(c.URL(), "/mcp")+"/static/mcp", callBody(`1`), `1`); wrong != "" {
+		t.Errorf("a name that cannot be resolved: %s", wrong)
+	}
+	one, two := revive(t, fmt.Sprintf("127.0.0.2:%d", port)), revive(t, fmt.Sprintf("127.0.0.3:%d", port))
+	point := func(last byte) { dns.ip.Store(&[4]byte{127, 0, 0, last}) }
+	point(2)
+	ask(t, c.URL(), callBody(`"first"`))
+	done := make(chan struct{})
+	time.AfterFunc(5*time.Second, func() { close(done) })
+	go func() {
+		for n := 0; ; n++ {
+			select {
+			case <-done:
+				return
+			case <-time.After(200 * time.Millisecond):
+				point([]byte{2, 3, 4, 3}[n%4]) // 127.0.0.4 is nobody's
+			}
+		}
+	}()
+	for n := range 50 {
+		ask(t, c.URL(), callBody(fmt.Sprintf(`"flap %d"`, n)))
+		time.Sleep(100 * time.Millisecond)
+	}
+	wantOnce(t, one, two)
+	if n := len(c.Upstreams(t)); n > 4 {
+		t.Errorf("%d upstreams are known, of 3 addresses and a name", n)
+	}
+	if dns.asked.Load() == 0 {
+		t.Error("the resolver was not asked")
+	}
+}
+
+// A Caddy whose folders cannot be written serves; with sticky it wants a key, and says
+// so.
+func TestReadOnly(t *testing.T) {
+	a := newServer(t)
+	run := func(site string) (*exec.Cmd, string) {
+		file := filepath.Join(t.TempDir(), "Caddyfile")
+		port := e2e.FreePort(t)
+		os.WriteFile(file, []byte(fmt.Sprintf("{\n\tadmin off\n\tauto_https off\n}\nhttp://:%d {\n\tbind 127.0.0.1\n%s\n}\n", port, site)), 0o600)
+		cmd := exec.Command(e2e.CaddyBinary(t), "run", "--config", file, "--adapter", "caddyfile")
+		cmd.Dir = "/proc"
+		cmd.Env = append(os.Environ(), "XDG_CONFIG_HOME=/proc/none", "XDG_DATA_HOME=/proc/none", "HOME=/proc/none")
+		return cmd, fmt.Sprintf("127.0.0.1:%d", port)
+	}
+	for _, site := range []string{"mcp_proxy " + a.Addr, "mcp_proxy " + a.Addr + " {\n\tsticky\n\tsession_key 0123456789abcdef\n}"} {
+		cmd, addr := run(site)
+		e2e.StartProcess(t, addr, func() *exec.Cmd { return cmd })
+		ask(t, "http://"+addr+"/mcp", callBody(`"x"`))
+	}
+	cmd, _ := run("mcp_proxy " + a.Addr + " {\n\tsticky\n}")
+	done := time.AfterFunc(60*time.Second, func() { cmd.Process.Kill() })
+	out, err := cmd.CombinedOutput()
+	done.Stop()
+	if err == nil || !strings.Contains(string(out), "session_key") {
+		t.Errorf("sticky without a place for its key: %v\n%s", err, out)
+	}
+}
+
+// A certificate expires while all is well: the server is down for that reason, calls
+// get a 503, and when it is renewed they are served.
+func TestCertificateExpires(t *testing.T) {
+	dir := t.TempDir()
+	var current atomic.Pointer[tls.Certificate]
+	ca := newAuthority(t, filepath.Join(dir, "ca.pem"))
+	current.Store(ca.issue(t, 5*time.Second))
+	a := newServer(t)
+	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return current.Load(), nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &http.Server{Handler: a, ReadHeaderTimeout: time.Minute, IdleTimeout: time.Second}
+	go srv.Serve(ln)
+	t.Cleanup(func() { srv.Close() })
+	addr := ln.Addr().String()
+	c := e2e.StartCaddy(t, fmt.Sprintf(`	mcp_proxy /mcp* %s {
+		check_interval 500ms
+		hold 0
+		transport http {
+			tls_trust_pool file %s
+			tls_server_name 127.0.0.1
+		}
+	}`, addr, filepath.Join(dir, "ca.pem")))
+	c.AwaitState(t, addr, "up", 5*time.Second)
+	ask(t, c.URL(), callBody(`"valid"`))
+	c.AwaitState(t, addr, "down", 20*time.Second)
+	if u := c.Upstreams(t)[addr]; u.Reason != "tls" {
+		t.Errorf("down for the reason %s, want tls", u.Reason)
+	}
+	if wrong := answerTo(c.URL(), callBody(`2`), `2`); wrong != "" {
+		t.Error(wrong)
+	}
+	current.Store(ca.issue(t, time.Hour))
+	c.AwaitState(t, addr, "up", 15*time.Second)
+	ask(t, c.URL(), callBody(`"renewed"`))
+}
+
+// authority issues certificates for 127.0.0.1.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newAuthority(t testing.TB, file string) *authority {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &authority{cert, key}
+}
+
+func (a *authority) issue(t testing.TB, lasts time.Duration) *tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "127.0.0.1"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(lasts)}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, a.cert, &key.PublicKey, a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
