@@ -33,7 +33,7 @@ type Check struct {
 	Error string `json:"error"`
 	// State and Restarts are those of a command over stdio.
 	State    stdio.State `json:"state,omitempty"`
-	Restarts int         `json:"restarts,omitempty"`
+	Restarts *int        `json:"restarts,omitempty"`
 }
 
 func check(s status) Check {
@@ -45,7 +45,7 @@ func check(s status) Check {
 	if s.child == nil {
 		return c
 	}
-	c.State, c.Restarts = s.child.State, s.child.Restarts
+	c.State, c.Restarts = s.child.State, &s.child.Restarts
 	if c.State == stdio.Waiting {
 		c.Error += fmt.Sprintf("; it is started again in %v", time.Until(s.child.Next).Round(time.Second))
 	}

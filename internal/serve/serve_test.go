@@ -536,7 +536,7 @@ func TestCommand(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 	}
 	works, fails := d.Checks["works"], d.Checks["fails"]
-	if !works.OK || works.State != "running" || d.Status != "degraded" {
+	if !works.OK || works.State != "running" || works.Restarts == nil || *works.Restarts != 0 || d.Status != "degraded" {
 		t.Errorf("%+v", d)
 	}
 	if !regexp.MustCompile(`^dead \(reset\): .*exit status 1.*; it is started again in \d+s$`).MatchString(fails.Error) {

@@ -12,7 +12,8 @@ func TestSystemd(t *testing.T) {
 	config := write(t, "mcphealth.yml", example(t, "systemd/mcphealth.yml"))
 	unit := example(t, "systemd/mcphealth.service", "/usr/local/bin/mcphealth", bin, "/etc/mcphealth.yml", config)
 	cmd := exec.Command(installed(t, "systemd-analyze"), "verify", "--man=no", write(t, "mcphealth.service", unit))
-	if out, err := cmd.CombinedOutput(); err != nil || len(strings.TrimSpace(string(out))) > 0 {
+	// It may have something to say of the machine's own units as well.
+	if out, err := cmd.CombinedOutput(); err != nil || strings.Contains(string(out), "mcphealth.service") {
 		t.Errorf("%v: %v\n%s", cmd.Args, err, out)
 	}
 	for line := range strings.Lines(unit) {
