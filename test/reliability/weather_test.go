@@ -137,6 +137,7 @@ func TestNamesFlap(t *testing.T) {
 		for n := 0; ; n++ {
 			select {
 			case <-done:
+				point(3)
 				return
 			case <-time.After(200 * time.Millisecond):
 				point([]byte{2, 3, 4, 3}[n%4]) // 127.0.0.4 is nobody's
