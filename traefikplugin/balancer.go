@@ -128,8 +128,15 @@ func (b *balancer) set(name string, up bool) {
 	b.setStatus.Call([]reflect.Value{reflect.ValueOf(context.Background()), reflect.ValueOf(name), reflect.ValueOf(up)})
 }
 
-// addChild adds a server of our own, which Traefik takes to be up.
-func (b *balancer) addChild(h http.Handler) bool {
+// addChild adds a server of our own, which Traefik takes to be up. It reports false if
+// that cannot be done.
+func (b *balancer) addChild(h http.Handler) (added bool) {
+	defer func() {
+		if v := recover(); v != nil {
+			complain("AddServer", v)
+			added = false
+		}
+	}()
 	v := reflect.ValueOf(b.handler)
 	add := v.MethodByName("AddServer")
 	if !add.IsValid() {
@@ -245,6 +252,7 @@ func newRoute(set *settings, b *balancer) *route {
 		}
 		r.server = append(r.server, s)
 	}
+	r.stand(map[string]mcphealth.Tier{}) // as Traefik has them: up
 	return r
 }
 
@@ -373,19 +381,27 @@ func (r *route) member(k *keeper) *member {
 // update sets the servers' status by their health, and wakes who waits.
 func (r *route) update() {
 	defer func() { complain("update", recover()) }()
+	wake := r.apply()
+	for i := 0; i < len(wake); i++ {
+		wake[i].wake()
+	}
+}
+
+// apply sets the servers' status by their health, and returns the groups that may go on.
+// What panics in Traefik's balancer must not leave the lock behind.
+func (r *route) apply() []*group {
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	tiers := r.tiers()
 	r.reconcile(r.wanted(tiers))
 	r.stand(tiers)
-	counts := r.counts
 	var wake []*group
 	for _, g := range r.groups {
-		wake = append(wake, g)
+		if r.counts {
+			wake = append(wake, g)
+		}
 	}
-	r.mu.Unlock()
-	for i := 0; counts && i < len(wake); i++ {
-		wake[i].wake()
-	}
+	return wake
 }
 
 // reconcile brings the balancer to what the servers' health wants. The order

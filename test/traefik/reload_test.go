@@ -213,7 +213,7 @@ func TestWhatTakesAServerOut(t *testing.T) {
 func TestPanicsLeaveTraefikRunning(t *testing.T) {
 	patch := func(t testing.TB, root string) {
 		edit(t, filepath.Join(root, "mcphealth/probe.go"), "at := time.Now()\n", "at := time.Now()\n\tif p.url.Path == \"/panic\" { panic(\"in the probe\") }\n")
-		edit(t, filepath.Join(root, "traefikplugin/balancer.go"), "r.mu.Lock()\n\ttiers := ", "if r.hold { panic(\"in a listener\") }\n\tr.mu.Lock()\n\ttiers := ")
+		edit(t, filepath.Join(root, "traefikplugin/balancer.go"), "wake := r.apply()\n", "if r.hold { panic(\"in a listener\") }\n\twake := r.apply()\n")
 		edit(t, filepath.Join(root, "traefikplugin/plugin.go"), "set, err := config.parse()\n", "set, err := config.parse()\n\tif config.Host == \"panic\" { panic(\"in New\") }\n")
 	}
 	r := startReplicas(t)
