@@ -36,6 +36,7 @@ func newH2Server(t *testing.T, end func(c net.Conn, stream uint32, n int64) bool
 			if err != nil {
 				return
 			}
+			t.Cleanup(func() { c.Close() }) // proxies keep idle ones
 			go s.serve(c)
 		}
 	}()
