@@ -187,7 +187,7 @@ func (s *sticky) way(pass *passage) http.Handler {
 func (s *sticky) index(o mcphealth.Owner) int {
 	for i := 0; i < len(s.owner); i++ {
 		if s.owner[i] == o && s.route.server[i] != nil {
-			missing.found(o)
+			s.k.group.missing.found(o)
 			return i
 		}
 	}
@@ -371,17 +371,15 @@ func (s *sticky) lost(i int, o mcphealth.Owner) bool {
 	}
 	var since time.Time
 	if i < 0 {
-		since = missing.since(o)
+		since = s.k.group.missing.since(o)
 	} else {
 		since = s.route.server[i].downSince()
 	}
 	return others && !since.IsZero() && time.Since(since) >= s.k.set.sessionGrace
 }
 
-// missing are owners of sessions that no configuration has, and since when. They are
-// the process's: a new configuration is when owners vanish.
-var missing = &absentees{at: map[mcphealth.Owner]time.Time{}}
-
+// absentees are owners of sessions that a router's service no longer has, and since when.
+// They are the group's, which outlives configurations: a new one is when owners vanish.
 type absentees struct {
 	n  atomic.Int32
 	mu sync.Mutex

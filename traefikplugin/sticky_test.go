@@ -183,6 +183,38 @@ func TestStickyOwnerIsAway(t *testing.T) {
 	}
 }
 
+// The owner left the service while another router's still has it: that is no owner here,
+// and the other router's requests do not put off the end of its sessions.
+func TestStickyOwnerLeaves(t *testing.T) {
+	a, b := startMCP(t), startMCP(t)
+	config := Config{Sticky: true, Hold: "0", SessionGrace: "200ms"}
+	old, end := onRouter(t, "app@file")
+	h := newHandler(t, old, stickyOf(a, b), config)
+	other, _ := onRouter(t, "other@file")
+	elsewhere := newHandler(t, other, stickyOf(a), config)
+	awaitState(t, "up", a, b)
+	id, owner := openSession(t, h)
+	for owner != a.URL {
+		id, owner = openSession(t, h)
+	}
+	end()
+	ctx, _ := onRouter(t, "app@file")
+	h = newHandler(t, ctx, stickyOf(b), config)
+	awaitState(t, "up", b)
+	if rec := ask(h, "call", sessionField, id); rec.Code != 503 {
+		t.Errorf("at first: %d %s, want 503", rec.Code, rec.Body)
+	}
+	for range 6 {
+		if rec := ask(elsewhere, "call", sessionField, id); rec.Code != 200 {
+			t.Fatalf("at the other router: %d", rec.Code)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	if rec := ask(h, "call", sessionField, id); rec.Code != 404 || !strings.Contains(rec.Body.String(), "sessionLost") {
+		t.Errorf("after the grace: %d %s, want 404", rec.Code, rec.Body)
+	}
+}
+
 // What a fallback holds finds its session's owner in the next configuration.
 func TestStickyHandOver(t *testing.T) {
 	a, b := startMCP(t), startMCP(t)
