@@ -20,6 +20,12 @@ const (
 	// maxQuiet is how many intervals traffic may stand in for probes before the
 	// upstream is asked all the same.
 	maxQuiet = 6
+	// startGrace is how long an upstream that was never seen alive may refuse
+	// connections before that takes it down, and startRetry how soon it is asked again
+	// meanwhile: a sidecar that binds its port 2.5 s after its proxy is starting, not
+	// down. https://github.com/google/ChromeBrowserEnterprise/pull/79
+	startGrace = 5 * time.Second
+	startRetry = 500 * time.Millisecond
 	// maxRetryAfter caps how long a server may ask not to be probed.
 	maxRetryAfter = 5 * time.Minute
 	// minGap is the shortest pause between two probes of one upstream.
@@ -399,10 +405,17 @@ func noAnswer(r Reason) bool {
 	return r == Timeout || r == Stalled || r == Reset || r == ConnectTimeout
 }
 
+// starting reports whether an upstream that cannot be reached may just not be there
+// yet: nothing listens, or its name is not known, and it never lived here.
+func (c *Checker) starting(r Reason) bool {
+	return (r == Refused || r == DNS) && c.threshold.state == StateUnknown && time.Since(c.born) < startGrace
+}
+
 // count moves the state by the vote and stores the snapshot.
 func (c *Checker) count(r Result, vote Verdict, probes uint64) (Change, bool) {
 	s := c.Snapshot()
 	before := s.State
+	c.threshold.lenient = c.starting(r.Reason)
 	c.threshold.observe(vote)
 	s.State, s.Last, s.LastAt = c.threshold.state, r, r.At
 	s.Probes += probes
@@ -453,6 +466,9 @@ func (c *Checker) after(r Result, start time.Time, why alarm) {
 	switch {
 	case c.threshold.unconfirmed():
 		pause = c.sched.Fast
+		if c.threshold.lenient {
+			pause = atMostD(startRetry, pause)
+		}
 		if why != none && why != asked && r.Verdict == Dead {
 			pause = atMostD(confirmAfter, c.sched.Fast)
 			c.alarm = why // the confirmation may need another one

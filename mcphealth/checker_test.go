@@ -265,11 +265,37 @@ func TestComesBackFast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &bubble{mode: "refused"}
 		c := b.checker(t, Schedule{})
-		time.Sleep(1500 * time.Millisecond)
+		time.Sleep(startGrace + 100*time.Millisecond)
 		wantState(t, c, Down, Refused)
 		b.set("modern")
 		time.Sleep(2 * time.Second)
 		wantState(t, c, Up, OK)
+	})
+}
+
+// https://github.com/google/ChromeBrowserEnterprise/pull/79: the sidecar binds its port
+// 2.5 s after the proxy in front is there, which took it for dead.
+func TestColdStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "refused"}
+		c := b.idle(t, Schedule{})
+		var moves []string
+		c.OnChange(func(ch Change) { moves = append(moves, string(ch.From)+">"+string(ch.To)) })
+		c.Start()
+		time.Sleep(2500 * time.Millisecond)
+		wantState(t, c, StateUnknown, Refused)
+		if got := c.Tier(); got != TierSuspect {
+			t.Errorf("tier %d while it starts, want suspect: others are preferred", got)
+		}
+		b.set("modern")
+		time.Sleep(500 * time.Millisecond)
+		wantState(t, c, Up, OK)
+		if got := strings.Join(moves, ", "); got != "unknown>unknown, unknown>up" {
+			t.Errorf("changes %s, want unknown>unknown (refused), unknown>up: no down", got)
+		}
+		b.kill()
+		time.Sleep(200 * time.Millisecond)
+		wantState(t, c, Down, Refused) // it lived: no grace, and none after it
 	})
 }
 

@@ -7,7 +7,8 @@ package mcphealth
 type threshold struct {
 	rise, fall int
 	state      State
-	ups, downs int // votes in a row
+	ups, downs int  // votes in a row
+	lenient    bool // votes down are counted, but take nothing down yet
 }
 
 // observe counts one verdict and reports whether the state changed.
@@ -24,7 +25,7 @@ func (t *threshold) observe(v Verdict) bool {
 		}
 	case -1:
 		t.ups, t.downs = 0, t.downs+1
-		if t.downs >= t.fall {
+		if t.downs >= t.fall && !t.lenient {
 			t.state = Down
 		}
 	}
