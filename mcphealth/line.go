@@ -84,10 +84,17 @@ func (l *Line) transport() *http.Transport {
 // with "Connection: close" on each question.
 func NewForeignLine(rt http.RoundTripper) *Line { return &Line{foreign: rt} }
 
-// Close closes the idle connection.
+// Close closes the connection, also one that HTTP/2 has yet to find idle, as after a
+// question that was given up.
 func (l *Line) Close() {
+	l.mu.Lock()
+	w := l.conn
+	l.mu.Unlock()
 	l.hangUp()
 	l.own = nil
+	if w != nil {
+		_ = w.c.Close()
+	}
 }
 
 // roundTrip sends one request over a fresh connection.
