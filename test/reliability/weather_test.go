@@ -119,6 +119,7 @@ func TestNamesFlap(t *testing.T) {
 	mcp_proxy /static/* nowhere.invalid:80 {
 		hold 0
 	}`, port, dns.addr)
+	e2e.CaddyBinary(t) // which may have to be built
 	start := time.Now()
 	c := e2e.StartCaddy(t, site)
 	if took := time.Since(start); took > 10*time.Second {
