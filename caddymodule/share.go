@@ -154,7 +154,7 @@ func (s *sharer) listen(ctx context.Context) error {
 // lost notes that the store is away, for a moment: until then all edges probe. Who has
 // trusted in others does so within half an interval.
 func (s *sharer) lost(err error) {
-	s.away.Store(time.Now().Add(storeRetry).UnixNano())
+	s.away.Store(clock() + int64(storeRetry))
 	if s.silent.Swap(true) {
 		return
 	}
@@ -166,7 +166,7 @@ func (s *sharer) lost(err error) {
 	}
 }
 
-func (s *sharer) isAway() bool { return time.Now().UnixNano() < s.away.Load() }
+func (s *sharer) isAway() bool { return clock() < s.away.Load() }
 
 // told is a message: who found what out about which upstream.
 type told struct {
