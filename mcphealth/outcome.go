@@ -46,7 +46,7 @@ type OutcomeReader struct {
 }
 
 // finality is what a response says, from best to worst.
-type finality int
+type finality uint8
 
 const (
 	silent finality = iota // no response was read to its end
@@ -56,7 +56,7 @@ const (
 	internal        // -32603
 )
 
-type lineState int
+type lineState uint8
 
 const (
 	inName lineState = iota
@@ -263,7 +263,7 @@ type document struct {
 	worst finality
 }
 
-type docState int
+type docState uint8
 
 const (
 	docValue      docState = iota // a value is to come, or in a batch its end
@@ -277,7 +277,7 @@ const (
 	docOver                       // nothing more is read
 )
 
-type docLevel int
+type docLevel uint8
 
 const (
 	outside   docLevel = iota
@@ -288,7 +288,7 @@ const (
 )
 
 // docName is a member whose value is read.
-type docName int
+type docName uint8
 
 const (
 	nameOther docName = iota
