@@ -176,6 +176,7 @@ type route struct {
 	server []*server    // by the index of b.names; nil for a name without URL
 	refs   int          // guarded by routes.mu
 	stands atomic.Value // *standing
+	free   atomic.Bool  // new work may go to any server that is up
 
 	mu     sync.Mutex
 	used   []*keeper       // the routers that share it
@@ -509,6 +510,7 @@ func (r *route) stand(tiers map[string]mcphealth.Tier) {
 		s.prefer = nil
 	}
 	r.stands.Store(s)
+	r.free.Store(len(s.prefer) == 0)
 }
 
 // unstick takes back the cookie by which Traefik would bind the client to our

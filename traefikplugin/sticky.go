@@ -67,7 +67,16 @@ func (k *keeper) stick(r *route) error {
 		s.owner = append(s.owner, k.set.key.Owner(r.b.names[i]))
 		s.value = append(s.value, cookieOf(r.b.names[i]))
 	}
-	k.entry = http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) { s.serve(rw, req) })
+	k.entry = http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+		// At once, for each interpreted call costs: what belongs to no session goes
+		// where Traefik sends it, while it may go anywhere.
+		v := req.Header[versionField]
+		if len(v) > 0 && len(req.Header["Cookie"]) == 0 && r.free.Load() && !mcphealth.HasSessions(v[0]) {
+			r.b.handler.ServeHTTP(rw, req)
+			return
+		}
+		s.serve(rw, req)
+	})
 	k.toOwner = func(pass *passage) http.Handler { return s.way(pass) }
 	return nil
 }
