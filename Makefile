@@ -7,12 +7,12 @@ MODULE         := github.com/mcphealth/mcphealth
 
 # The race detector needs a C compiler; without one the tests run all the same.
 RACE := $(shell command -v $${CC:-gcc} >/dev/null 2>&1 && echo -race)
-SOURCES := $(shell find mcphealth caddymodule cmd internal docs -name '*.go' -not -name '*_test.go' 2>/dev/null) docs/verdicts.md go.mod go.sum
+SOURCES := $(shell find mcphealth caddymodule cmd internal docs -name '*.go' -not -name '*_test.go' 2>/dev/null) $(wildcard caddymodule/status/*) docs/verdicts.md go.mod go.sum
 
 # In CI, tests with real processes get a second chance; see .ci/again.
 AGAIN := $(if $(CI),$(CURDIR)/.ci/again,)
 
-.PHONY: help run build test yaegi adapt suite e2e traefik traefik-table traefik-overhead reliability operations soak rules accuracy bench fuzz flake lint vuln clean
+.PHONY: help run build test yaegi adapt suite e2e page traefik traefik-table traefik-overhead reliability operations soak rules accuracy bench fuzz flake lint vuln clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -54,6 +54,10 @@ e2e: build ## real Caddy, real MCP servers, real clients (installs from Debian a
 	test/e2e/install
 	$(AGAIN) $(MAKE) suite
 	cd test/e2e && go vet ./... && $(AGAIN) go test -timeout 20m -count=1 ./...
+
+page: build ## the status page in a real browser (installs Debian's chromium); screenshots in test/page/shots
+	test/page/install
+	cd test/page && $(AGAIN) npm test --silent
 
 traefik: ## a real Traefik with the plugin, file and Docker providers (installs Debian's docker.io)
 	test/traefik/install

@@ -51,7 +51,7 @@ func validCaddyfile(t *testing.T, file, text string) {
 func TestDocsNameEveryOption(t *testing.T) {
 	text, err := os.ReadFile("../docs/caddy.md")
 	require.NoError(t, err)
-	for file, head := range map[string]string{"policy.go": "//	lb_policy mcp_health {\n", "guard.go": "//	mcp_guard [<matcher>] {\n"} {
+	for file, head := range map[string]string{"policy.go": "//	lb_policy mcp_health {\n", "guard.go": "//	mcp_guard [<matcher>] {\n", "status.go": "//	mcp_status [<matcher>] {\n"} {
 		source, err := os.ReadFile(file)
 		require.NoError(t, err)
 		_, grammar, _ := strings.Cut(string(source), head)

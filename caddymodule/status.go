@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"mime"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"sync"
@@ -83,7 +84,7 @@ func (s *Status) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.H
 	if mediaType == typeStream {
 		return s.serveStream(w, r)
 	}
-	body, err := s.render(mediaType, filterOf(r.URL.Query()))
+	body, err := s.render(mediaType, r.URL.Query())
 	if err != nil {
 		return caddyhttp.Error(http.StatusInternalServerError, fmt.Errorf("rendering the status as %s: %w", mediaType, err))
 	}
@@ -100,7 +101,8 @@ func (s *Status) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.H
 	return nil
 }
 
-func (s *Status) render(mediaType string, f pageFilter) ([]byte, error) {
+// render makes the document: of the page, the part that the query asks for.
+func (s *Status) render(mediaType string, query url.Values) ([]byte, error) {
 	s.rendering.Lock()
 	defer s.rendering.Unlock()
 	doc := s.hub.view()
@@ -108,7 +110,10 @@ func (s *Status) render(mediaType string, f pageFilter) ([]byte, error) {
 		body, err := json.Marshal(doc)
 		return append(body, '\n'), err
 	}
-	return doc.layout().page(f)
+	if query.Has("row") {
+		return []byte(doc.layout().row(query.Get("row"))), nil
+	}
+	return doc.layout().page(filterOf(query))
 }
 
 // The forms that there are.

@@ -88,7 +88,10 @@ func TestStatusPolicy(t *testing.T) {
 	}
 	markup := regexp.MustCompile(`(?s)<(style|script)>.*?</(style|script)>`).ReplaceAllString(r.body, "")
 	require.NotRegexp(t, `\s(style|on[a-z]+)=`, markup)
-	require.NotRegexp(t, `(src|href|action)="(?:https?:)?//`, markup)
+	require.NotRegexp(t, `(src|action)="(?:https?:)?//`, markup)
+	for _, m := range regexp.MustCompile(`<(\w+)[^>]* href="(?:https?:)?//`).FindAllStringSubmatch(markup, -1) {
+		require.Equal(t, "a", m[1], "a link to follow, and nothing to load")
+	}
 	require.NotContains(t, r.body, "ZgotmplZ")
 	require.Equal(t, "no-store", r.header.Get("Cache-Control"))
 	require.Equal(t, "nosniff", r.header.Get("X-Content-Type-Options"))
@@ -199,8 +202,11 @@ func listen(t testing.TB, e *edge, path string) *stream {
 	req, err := http.NewRequest(http.MethodGet, e.url+path, nil)
 	require.NoError(t, err)
 	req.Header.Set("Accept", "text/event-stream")
-	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second}).Do(req)
-	require.NoError(t, err)
+	var resp *http.Response
+	eventually(t, func() bool { // a reload may reset a connection
+		resp, err = (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second}).Do(req)
+		return err == nil
+	}, "no stream: %v", &err)
 	t.Cleanup(func() { resp.Body.Close() })
 	return &stream{resp, bufio.NewReader(resp.Body)}
 }
@@ -301,9 +307,9 @@ func TestHubDropsTheSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		doc := &statusDocument{}
 		h := newHub(func() *statusDocument { return doc })
-		slow, ok := h.join()
+		slow, ok := h.join(time.Time{})
 		require.True(t, ok)
-		quick, ok := h.join()
+		quick, ok := h.join(time.Time{})
 		require.True(t, ok)
 		got := make(chan int)
 		go func() {
@@ -321,7 +327,7 @@ func TestHubDropsTheSlow(t *testing.T) {
 		require.Equal(t, frameQueue, n)
 		h.close()
 		require.Equal(t, 1+frameQueue, <-got, "a frame and the beats")
-		_, ok = h.join()
+		_, ok = h.join(time.Time{})
 		require.False(t, ok, "the hub is closed")
 	})
 }
@@ -401,35 +407,6 @@ func TestHeadline(t *testing.T) {
 	}
 }
 
-func TestBurnAlert(t *testing.T) {
-	tests := []struct {
-		rates string // 5m 30m 1h 6h 3d
-		want  string
-	}{
-		{"0 0 0 0 0", ""},
-		{"20 20 20 0.5 0.1", "page"},
-		{"20 1 10 0.5 0.1", ""},
-		{"0 20 20 0.5 0.1", ""}, // over
-		{"7 7 7 7 0.2", "page"},
-		{"0 0 3 3 2", "ticket"},
-		{"- - - - -", ""},
-	}
-	for _, tt := range tests {
-		var all []windowStatus
-		for i, s := range strings.Fields(tt.rates) {
-			w := windowStatus{Window: mcphealth.BurnWindows()[i].Name}
-			var rate float64
-			if n, _ := fmt.Sscan(s, &rate); n == 1 {
-				w.BurnRate = &rate
-			}
-			all = append(all, w)
-		}
-		if got := burnAlert(all); got != tt.want {
-			t.Errorf("burnAlert(%s) = %q, want %q", tt.rates, got, tt.want)
-		}
-	}
-}
-
 func TestNumbersOnThePage(t *testing.T) {
 	share := func(f float64) *float64 { return &f }
 	for _, tt := range []struct{ got, want string }{
@@ -493,6 +470,40 @@ func TestStatusFilter(t *testing.T) {
 	require.Equal(t, 0, shown("q=nobody"))
 }
 
+// Of many, those that need no attention are brief, until they are asked for.
+func TestStatusIsBrief(t *testing.T) {
+	l := fleet(maxFull+1, 1).layout()
+	full := func(f pageFilter) int {
+		page, err := l.page(f)
+		require.NoError(t, err)
+		return strings.Count(string(page), "<dl>")
+	}
+	require.Equal(t, 1, full(pageFilter{}))
+	require.Equal(t, 2, full(pageFilter{Text: "/mcp-7"})) // and the broken one, hidden
+	require.Contains(t, l.row("/mcp7"), "<dl>")
+	require.Empty(t, l.row("nobody"))
+
+	small, err := fleet(maxFull, 1).layout().page(pageFilter{})
+	require.NoError(t, err)
+	require.Equal(t, maxFull, strings.Count(string(small), "<dl>"))
+}
+
+// A page that has just been made gets what is new, not all of it again.
+func TestHubTellsWhatIsNewer(t *testing.T) {
+	d := fleet(3, 0)
+	d.Pools[0].Upstreams[1].upstreamDetail.History[maxHistory-1].At = d.At
+	h := newHub(func() *statusDocument { return d })
+	defer h.close()
+	rows := func(since time.Time) (n int) {
+		frames, ok := h.join(since)
+		require.True(t, ok)
+		return strings.Count(string(<-frames), `class=\"row `)
+	}
+	require.Equal(t, 3, rows(time.Time{}.Add(-time.Hour)))
+	require.Equal(t, 1, rows(d.At))
+	require.Equal(t, 0, rows(d.At.Add(time.Minute)))
+}
+
 func BenchmarkStatusPage(b *testing.B) {
 	for _, n := range []int{1, 500} {
 		d := fleet(n, min(n, 5))
@@ -510,7 +521,7 @@ func BenchmarkStatusPage(b *testing.B) {
 func BenchmarkStatusLook(b *testing.B) {
 	d := fleet(500, 5)
 	h := newHub(func() *statusDocument { return d })
-	_, ok := h.join()
+	_, ok := h.join(time.Time{})
 	require.True(b, ok)
 	defer h.close()
 	for b.Loop() {

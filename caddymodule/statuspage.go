@@ -25,6 +25,15 @@ const (
 	// maxRows is how many upstreams the page shows, the worst first: 1000, which
 	// browsers still take at once. The JSON has all.
 	maxRows = 1000
+
+	// maxFull is up to how many upstreams have all that is known of them in the page: 50.
+	// Of more, those that need no attention get it when they are opened.
+	maxFull = 50
+
+	// maxBudgets is how many endpoints have their budgets shown in full, and maxBriefs
+	// how many more in one line: 3 and 100.
+	maxBudgets = 3
+	maxBriefs  = 100
 )
 
 // The page is one document: what it looks like and does is in it, and its policy
@@ -93,16 +102,20 @@ type (
 		Few       bool
 	}
 	rowPiece struct {
-		ID   string
-		Open bool
-		U    statusUpstream
+		ID    string
+		Open  bool
+		Brief bool // the rest comes when it is opened
+		U     statusUpstream
 	}
 	// restPiece has the container for the pools that need no attention.
 	restPiece struct {
 		Calm, Left int
 		Few        bool
 	}
-	budgetPiece  struct{ Endpoints []statusEndpoint }
+	budgetPiece struct {
+		Full, Brief []statusEndpoint
+		Left        int
+	}
 	changesPiece struct{ Changes []statusChange }
 )
 
@@ -145,7 +158,9 @@ func (d *statusDocument) layout() *layout {
 		l.addPool(p, rows)
 	}
 	l.add("more", "rest", restPiece{Calm: calm, Left: d.Counts.Total - (maxRows - left), Few: calm <= fewRows})
-	l.add("aside", "budget", budgetPiece{d.Endpoints})
+	full := min(len(d.Endpoints), maxBudgets)
+	brief := min(len(d.Endpoints), maxBudgets+maxBriefs)
+	l.add("aside", "budget", budgetPiece{d.Endpoints[:full], d.Endpoints[full:brief], len(d.Endpoints) - brief})
 	l.add("aside", "changes", changesPiece{d.Changes})
 	return l
 }
@@ -169,7 +184,7 @@ func (l *layout) addPool(p statusPool, rows []statusUpstream) {
 			v.Calm++
 			row = "-calm"
 		}
-		l.add(p.id+row, u.id, rowPiece{ID: u.id, Open: u.open, U: u})
+		l.add(p.id+row, u.id, rowPiece{ID: u.id, Open: u.open, Brief: u.calm() && l.doc.Counts.Total > maxFull, U: u})
 	}
 	v.Few = v.Calm <= fewRows
 	v.Names = someOf(names)
@@ -220,16 +235,25 @@ func (l *layout) page(f pageFilter) ([]byte, error) {
 }
 
 // piece renders a piece alone, its containers empty.
-func (l *layout) piece(id string) string {
+func (l *layout) piece(p piece) string {
 	var b strings.Builder
-	if err := l.write(&b, id, sheet{layout: l}); err != nil {
+	if err := (sheet{layout: l, V: p}).write(&b); err != nil {
 		return "" // cannot happen: the page is made of the same
 	}
 	return b.String()
 }
 
-func (l *layout) write(b *strings.Builder, id string, s sheet) error {
-	s.V = l.pieces[id]
+// row renders a row with all that is known; empty if there is none of this id.
+func (l *layout) row(id string) string {
+	r, ok := l.pieces[id].(rowPiece)
+	if !ok {
+		return ""
+	}
+	r.Brief = false
+	return l.piece(r)
+}
+
+func (s sheet) write(b *strings.Builder) error {
 	return pageTemplate.ExecuteTemplate(b, s.V.template(), s)
 }
 
@@ -240,7 +264,12 @@ func (s sheet) Fill(container string) (template.HTML, error) {
 	}
 	var b strings.Builder
 	for _, id := range s.order[container] {
-		if err := s.write(&b, id, s); err != nil {
+		s.V = s.pieces[id]
+		if r, ok := s.V.(rowPiece); ok && s.Filter.Text != "" && !s.Hidden() {
+			r.Brief = false // it was asked for, perhaps without JavaScript
+			s.V = r
+		}
+		if err := s.write(&b); err != nil {
 			return "", err
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"reflect"
+	"strconv"
 	"sync"
 	"time"
 )
@@ -27,6 +28,9 @@ const (
 	// frameQueue is how many frames may wait for a client: 8, some seconds' worth. One
 	// that reads slower is hung up on; it comes back and gets all anew.
 	frameQueue = 8
+
+	// margin is how much a page may be older than it says: 1 s, to be made.
+	margin = time.Second
 
 	// writeTimeout bounds one write to a client: 10 s.
 	writeTimeout = 10 * time.Second
@@ -55,10 +59,10 @@ func newHub(view func() *statusDocument) *hub {
 	return &hub{view: view, listeners: make(map[chan []byte]struct{})}
 }
 
-// join adds a listener. Its channel has all there is, and then what changes; it is
-// closed when the hub is, or when the listener does not keep up. ok is false if
+// join adds a listener. Its channel has what is new since then, and later what changes;
+// it is closed when the hub is, or when the listener does not keep up. ok is false if
 // there are too many, or the hub is closed.
-func (h *hub) join() (frames chan []byte, ok bool) {
+func (h *hub) join(since time.Time) (frames chan []byte, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed || len(h.listeners) >= maxListeners {
@@ -71,7 +75,7 @@ func (h *hub) join() (frames chan []byte, ok bool) {
 		changed, cancel := observers.subscribe()
 		go h.run(h.quit, changed, cancel)
 	}
-	frames <- h.frame(h.refresh(true), h.everything(), true)
+	frames <- h.frame(h.refresh(true), h.newer(since), true)
 	return frames, true
 }
 
@@ -173,7 +177,7 @@ func (h *hub) refresh(all bool) *layout {
 			h.shown[id] = was
 			continue
 		}
-		h.shown[id] = shown{p, l.piece(id)}
+		h.shown[id] = shown{p, l.piece(p)}
 		changed[id] = h.shown[id].html
 		if known {
 			news = appendNews(news, was.piece, p)
@@ -214,12 +218,29 @@ func appendNews(b []byte, was, is piece) []byte {
 	return b
 }
 
-func (h *hub) everything() map[string]string {
+// newer are the pieces without the rows that say the same as then.
+func (h *hub) newer(since time.Time) map[string]string {
 	all := make(map[string]string, len(h.shown))
 	for id, s := range h.shown {
-		all[id] = s.html
+		if r, ok := s.piece.(rowPiece); !ok || r.touched().After(since.Add(-margin)) {
+			all[id] = s.html
+		}
 	}
 	return all
+}
+
+// touched is when something was last found out about the upstream.
+func (r rowPiece) touched() (t time.Time) {
+	if all := r.U.upstreamDetail.History; len(all) > 0 {
+		t = all[len(all)-1].At.Add(time.Duration(r.U.LatencyMs * float64(time.Millisecond)))
+	}
+	if all := r.U.Changes; len(all) > 0 && all[len(all)-1].At.After(t) {
+		t = all[len(all)-1].At
+	}
+	if since := r.U.DrainingSince; since != nil && since.After(t) {
+		t = *since
+	}
+	return t
 }
 
 // frame is the event `render`: pieces of the page by id and, if any has moved, which
@@ -263,7 +284,8 @@ func (s *Status) serveStream(w http.ResponseWriter, r *http.Request) error {
 		w.WriteHeader(http.StatusOK)
 		return nil
 	}
-	frames, ok := s.hub.join()
+	since, _ := strconv.ParseInt(r.URL.Query().Get("since"), 10, 64)
+	frames, ok := s.hub.join(time.UnixMilli(since))
 	if !ok {
 		w.Header().Set("Retry-After", "10")
 		http.Error(w, "as many streams as there may be are open, or the server stops", http.StatusServiceUnavailable)

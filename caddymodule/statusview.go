@@ -59,11 +59,7 @@ type statusCounts struct {
 // statusEndpoint is an endpoint as the admin API shows it, without its upstreams.
 type statusEndpoint struct {
 	endpointStatus
-	Alert string `json:"alert"` // `page` or `ticket`, as the shipped alerts; else empty
-
 	Upstreams []upstreamDetail `json:"upstreams,omitempty"` // always empty: they stand in the pools
-
-	id string // within the page
 }
 
 // statusPool is the upstreams of one reverse proxy.
@@ -170,9 +166,7 @@ func entriesKey(all []*entry) string {
 
 func (d *statusDocument) addEndpoint(e endpointStatus) {
 	e.Path = shownPath(e.Path)
-	d.Endpoints = append(d.Endpoints, statusEndpoint{
-		endpointStatus: e, Alert: burnAlert(e.Availability), id: fmt.Sprintf("e%d", len(d.Endpoints)+1),
-	})
+	d.Endpoints = append(d.Endpoints, statusEndpoint{endpointStatus: e})
 }
 
 func (d *statusDocument) addPool(path string, entries []*entry, unchecked int, details map[string]upstreamDetail) {
@@ -233,22 +227,6 @@ var publicKey = sync.OnceValue(func() []byte {
 	_, _ = rand.Read(key) // never fails
 	return key
 })
-
-// burnAlert is which alert such burn rates raise: the pairs of windows and the rates
-// of table 5-8 of Google's SRE Workbook.
-func burnAlert(all []windowStatus) string {
-	burns := func(window string, rate float64) bool {
-		i := slices.IndexFunc(all, func(w windowStatus) bool { return w.Window == window })
-		return i >= 0 && all[i].BurnRate != nil && *all[i].BurnRate > rate
-	}
-	switch {
-	case burns("1h", 14.4) && burns("5m", 14.4), burns("6h", 6) && burns("30m", 6):
-		return "page"
-	case burns("3d", 1) && burns("6h", 1):
-		return "ticket"
-	}
-	return ""
-}
 
 func (c *statusCounts) count(u statusUpstream) {
 	c.Total++
@@ -346,7 +324,11 @@ func (d *statusDocument) conclude() {
 		d.Changes = append(d.Changes, p.changes()...)
 	}
 	slices.SortStableFunc(d.Pools, func(a, b statusPool) int {
-		return cmp.Or(cmp.Compare(slices.Index(worstFirst, a.State), slices.Index(worstFirst, b.State)), cmp.Compare(b.Counts.Draining, a.Counts.Draining))
+		return cmp.Or(
+			cmp.Compare(slices.Index(worstFirst, a.State), slices.Index(worstFirst, b.State)),
+			cmp.Compare(b.Counts.Draining, a.Counts.Draining),
+			cmp.Compare(a.Path, b.Path),
+		)
 	})
 	slices.SortStableFunc(d.Endpoints, func(a, b statusEndpoint) int { return cmp.Compare(b.worstBurn(), a.worstBurn()) })
 	slices.SortStableFunc(d.Changes, func(a, b statusChange) int { return b.At.Compare(a.At) })
@@ -362,6 +344,11 @@ func (d *statusDocument) conclude() {
 	}
 	d.open()
 	d.Headline = d.headline(down)
+}
+
+// Spending reports whether the budget goes faster than allowed just now.
+func (e statusEndpoint) Spending() bool {
+	return len(e.Availability) > 0 && e.Availability[0].BurnRate != nil && *e.Availability[0].BurnRate > 1
 }
 
 func (e *statusEndpoint) worstBurn() (worst float64) {

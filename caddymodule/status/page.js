@@ -31,9 +31,9 @@
 			el.title = el.dateTime;
 		}
 	}
-	function count() {
+	function count(within = document) {
 		for (const kind in words) {
-			for (const el of document.querySelectorAll("time." + kind)) text(el, words[kind]((now() - Date.parse(el.dateTime)) / 1000));
+			for (const el of within.querySelectorAll("time." + kind)) text(el, words[kind]((now() - Date.parse(el.dateTime)) / 1000));
 		}
 	}
 
@@ -61,11 +61,21 @@
 		const selection = getSelection();
 		if (!selection.isCollapsed && old.contains(selection.anchorNode)) return; // somebody copies from it
 		const moved = old.matches(".row") && old.className.split(" ")[1] !== to.className.split(" ")[1];
+		if (old.open && "brief" in to.dataset) return void complete(old).catch(() => {});
 		patch(old, to);
 		for (const few of old.querySelectorAll(".few")) few.open = true; // they have nothing to open them by
 		if (moved && (to.open || !old.contains(document.activeElement))) old.open = to.open;
 		localize(old);
 	}
+	// complete gets the rest of a row that is brief, once it is opened.
+	async function complete(row) {
+		const answer = await fetch(location.pathname + "?row=" + encodeURIComponent(row.id), { headers: { Accept: "text/html" } });
+		const html = answer.ok ? await answer.text() : "";
+		if (html && row.isConnected) { patch(row, make(html)); localize(row); count(row); }
+	}
+	document.addEventListener("toggle", (e) => {
+		if (e.target.open && "brief" in e.target.dataset) complete(e.target).catch(() => {}); // the link in it is left
+	}, true);
 	function arrange(order, parts) {
 		const focused = document.activeElement, kept = new Set();
 		const outer = ["top", "pools", "more", "calm", "aside"];
@@ -84,7 +94,7 @@
 	}
 
 	// The filter.
-	const q = $("q"), show = $("show");
+	const q = $("q"), show = $("show"), unfolded = new Set(); // folds that it opened
 	function filter() {
 		const want = q.value.trim().toLowerCase(), problems = show.checked, on = want !== "" || problems;
 		let found = 0, all = 0;
@@ -98,7 +108,10 @@
 	}
 	function filtered() {
 		filter();
-		if (q.value.trim()) for (const el of document.querySelectorAll(".fold, .quiet")) el.open = true;
+		for (const el of document.querySelectorAll(".fold, .quiet")) {
+			if (q.value.trim() && !el.open) { el.open = true; unfolded.add(el); }
+			if (!q.value.trim() && unfolded.delete(el)) el.open = false;
+		}
 		const query = new URLSearchParams();
 		if (q.value.trim()) query.set("q", q.value.trim());
 		if (show.checked) query.set("show", "problems");
@@ -130,7 +143,7 @@
 	function connect() {
 		if (stream) stream.close();
 		tried = Date.now();
-		stream = new EventSource(location.pathname);
+		stream = new EventSource(location.pathname + "?since=" + Date.parse(document.body.dataset.at));
 		stream.addEventListener("error", () => alive(false));
 		stream.addEventListener("beat", (e) => alive(true, JSON.parse(e.data).at));
 		stream.addEventListener("render", (e) => {
