@@ -36,9 +36,9 @@ func TestAlertsFire(t *testing.T) {
 	}
 	write("rules.yml", regexp.MustCompile(`(?m)^( +for:) .*$`).ReplaceAllString(string(rules), "$1 1s"))
 	config := write("prometheus.yml", fmt.Sprintf(`global:
-  scrape_interval: 300ms
-  scrape_timeout: 300ms
-  evaluation_interval: 300ms
+  scrape_interval: 500ms
+  scrape_timeout: 500ms
+  evaluation_interval: 500ms
 rule_files: [rules.yml]
 scrape_configs:
   - job_name: caddy
@@ -108,7 +108,7 @@ func alerts(t *testing.T, prometheus string) []alert {
 func awaitAlert(t *testing.T, prometheus, name string, labels map[string]string) alert {
 	t.Helper()
 	var last []alert
-	for start := time.Now(); time.Since(start) < time.Minute; time.Sleep(200 * time.Millisecond) {
+	for start := time.Now(); time.Since(start) < 2*time.Minute; time.Sleep(200 * time.Millisecond) {
 		last = alerts(t, prometheus)
 	next:
 		for _, a := range last {
