@@ -14,6 +14,8 @@ func (served) ServeHTTP(rw http.ResponseWriter, _ *http.Request) { rw.WriteHeade
 
 type named struct{ name string }
 
+type oddSticky struct{ cookie *struct{ name int } }
+
 type (
 	otherName   struct{ Label string }
 	handlersMap struct {
@@ -50,7 +52,7 @@ type (
 	oddAdd struct {
 		served
 		handlers []named
-		sticky   *struct{ cookie *struct{ name int } }
+		sticky   *oddSticky
 	}
 	panics struct {
 		served
@@ -92,8 +94,8 @@ func TestFutureBalancers(t *testing.T) {
 		"handlers are of any type":    &handlersAny{handlers: []any{named{a.URL}, 7}},
 		"SetStatus is another":        &otherSetStatus{handlers: one},
 		"no way to add a child":       &noAdd{handlers: one, fenced: []string{a.URL}, updaters: func() {}, sticky: "yes"},
-		"AddServer wants more":        &oddAdd{handlers: one},
-		"SetStatus panics":            &panics{handlers: one},
+		"AddServer wants more":        &oddAdd{handlers: one, sticky: &oddSticky{&struct{ name int }{7}}},
+		"SetStatus panics":            &panics{handlers: one, sticky: &fakeSticky{&fakeCookie{"c"}}},
 		"AddServer panics":            &addPanics{handlers: one},
 		"a nil pointer":               (*noAdd)(nil),
 		"a struct that is no pointer": handlersInts{},
