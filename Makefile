@@ -120,6 +120,10 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 VULNDB_OF   := golang.org/x/vulndb@v0.0.0-20261105234957-e22db6528018
 VULNDB       = file://$(shell go mod download -json $(VULNDB_OF) | sed -n 's/.*"Dir": "\(.*\)",/\1/p')/data/osv
 GO_PATCHED  := go1.26.11
+vuln-data: ## fetches what vuln needs
+	GOTOOLCHAIN=$(GO_PATCHED) go version
+	go mod download $(VULNDB_OF)
+
 vuln: ## known vulnerabilities that our code reaches, in all modules
 	@db="$(VULNDB)"; for m in $(MODULES); do echo "govulncheck: $$m"; \
 		(cd $$m && GOTOOLCHAIN=$(GO_PATCHED) go run $(GOVULNCHECK) -db "$$db" ./...) || exit 1; done
