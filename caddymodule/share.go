@@ -48,7 +48,7 @@ type sharer struct {
 	edge   string // this process, in this configuration
 	pubsub string // the name of the channel
 	log    *zap.Logger
-	away   atomic.Int64 // until then the store is not asked, Unix nanoseconds
+	away   atomic.Int64 // until then the store is not asked, as clock says
 	silent atomic.Bool  // it is away, and that was said
 	cancel context.CancelFunc
 	done   chan struct{}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -136,11 +137,41 @@ func (c *Caddy) Drain(t testing.TB, addr, action string) {
 func (c *Caddy) Goroutines(t testing.TB) int {
 	t.Helper()
 	var n int
-	first, _, _ := strings.Cut(string(c.get(t, "/debug/pprof/goroutine?debug=1")), "\n")
+	first, _, _ := strings.Cut(c.Stacks(t), "\n")
 	if _, err := fmt.Sscanf(first, "goroutine profile: total %d", &n); err != nil {
 		t.Fatalf("%q: %v", first, err)
 	}
 	return n
+}
+
+// CountGoroutines counts in a profile (pprof, debug=1), those of open connections
+// aside (idle ones stay open for 90 s and more) and those with a frame in but.
+func CountGoroutines(t testing.TB, profile string, but ...string) (all int) {
+	t.Helper()
+	but = append(but, "net/http.(*persistConn)", "net/http.(*conn).serve", "net/http.(*connReader)")
+	for _, group := range strings.Split(profile, "\n\n") {
+		var n int
+		_, list, _ := strings.Cut(group, "\n")
+		if strings.HasPrefix(group, "goroutine profile") {
+			group = list
+		}
+		if _, err := fmt.Sscanf(group, "%d @", &n); err != nil {
+			continue
+		}
+		if !slices.ContainsFunc(but, func(s string) bool { return strings.Contains(group, s) }) {
+			all += n
+		}
+	}
+	if all == 0 {
+		t.Fatalf("no goroutines in %.200q", profile)
+	}
+	return all
+}
+
+// Stacks are those of the goroutines, the most frequent first.
+func (c *Caddy) Stacks(t testing.TB) string {
+	t.Helper()
+	return string(c.get(t, "/debug/pprof/goroutine?debug=1"))
 }
 
 // Metrics is what Prometheus would scrape.

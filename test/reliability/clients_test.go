@@ -38,7 +38,7 @@ var hostileBodies = []struct {
 	{"script", callBody(`"</script><script>alert(1)</script>"`), "any"},
 	{"1,000 bytes", callBody(`"` + strings.Repeat("x", 1000) + `"`), `"` + strings.Repeat("x", 1000) + `"`},
 	{"64 KiB", callBody(`"` + strings.Repeat("x", 64<<10) + `"`), `null`},
-	{"2 MiB", callBody(`"` + strings.Repeat("x", 2<<20) + `"`), `null`},
+	{"200 KiB", callBody(`"` + strings.Repeat("x", 200<<10) + `"`), `null`}, // net/http reads 256 KiB of what nobody read
 	{"null", callBody(`null`), `null`},
 	{"true", callBody(`true`), `null`},
 	{"an object", callBody(`{"id":1}`), `null`},

@@ -70,6 +70,11 @@ func (c caddyEdge) Reload(t testing.TB, routes ...Route) {
 	c.Caddy.Reload(t, caddySite(routes))
 }
 
+func (c caddyEdge) Goroutines(t testing.TB) int {
+	t.Helper()
+	return e2e.CountGoroutines(t, c.Stacks(t))
+}
+
 func (c caddyEdge) State(t testing.TB, upstream string) (state, reason string) {
 	t.Helper()
 	u := c.Upstreams(t)[upstream]

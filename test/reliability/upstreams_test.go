@@ -323,6 +323,9 @@ func wantGoroutines(t testing.TB, e Edge, before int) {
 	}
 	if now > before+slack {
 		t.Errorf("%d goroutines after it all, %d before", now, before)
+		if c, ok := e.(caddyEdge); ok {
+			t.Logf("%.4000s", c.Stacks(t))
+		}
 	} else {
 		t.Logf("%d goroutines after it all, %d before", now, before)
 	}

@@ -212,30 +212,12 @@ func (tr *Traefik) Reload(t testing.TB, dynamic string) {
 	await(t, 10*time.Second, "configuration applied", func() bool { return tr.config(t) != before })
 }
 
-// Goroutines is how many run in Traefik, those of open connections aside (idle ones
-// stay open for 90 s) and of its own caches, which end when the collector finds them.
+// Goroutines is how many run in Traefik, those of open connections and of its own
+// caches aside, which end when the collector finds them.
 func (tr *Traefik) Goroutines(t testing.TB) int {
 	t.Helper()
 	_, body := get(t, tr.API+"/debug/pprof/goroutine?debug=1")
-	all := 0
-	for _, group := range strings.Split(body, "\n\n") {
-		var n int
-		_, list, _ := strings.Cut(group, "\n")
-		if strings.HasPrefix(group, "goroutine profile") {
-			group = list
-		}
-		if _, err := fmt.Sscanf(group, "%d @", &n); err != nil {
-			continue
-		}
-		if !strings.Contains(group, "net/http.(*persistConn)") && !strings.Contains(group, "net/http.(*conn).serve") &&
-			!strings.Contains(group, "net/http.(*connReader)") && !strings.Contains(group, "go-cache.(*janitor)") {
-			all += n
-		}
-	}
-	if all == 0 {
-		t.Fatalf("no goroutines in %.200q", body)
-	}
-	return all
+	return e2e.CountGoroutines(t, body, "go-cache.(*janitor)")
 }
 
 func get(t testing.TB, url string) (int, string) {
