@@ -6,8 +6,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -128,11 +126,6 @@ func TestKubernetesExample(t *testing.T) {
 	k.objects["endpointslices"] = []map[string]any{slice("1", port)}
 	api := httptest.NewServer(k)
 	defer api.CloseClientConnections()
-	config := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(config, []byte("apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\nclusters: [{name: c, cluster: {server: '"+api.URL+"'}}]\nusers: [{name: u, user: {}}]\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("KUBECONFIG", config)
 	tr := Start(t, Options{Flags: []string{"--providers.kubernetescrd=true", "--providers.kubernetescrd.endpoint=" + api.URL, "--providers.kubernetescrd.token=x"}})
 	load := func() *e2e.Running {
 		return e2e.Load{URL: tr.URL + "/mcp", Clients: 5, Rate: 5}.Start(t)
