@@ -347,17 +347,30 @@ func (g *Guard) rescue(t *transit, was *before, next caddyhttp.Handler, err erro
 			return g.sessionLost(t, was, body)
 		}
 	}
-	if !reopen && (g.hold == 0 || g.holding.Load() >= int64(g.HoldMax)) {
+	// A connection that was found dead says little about the upstream, and nothing
+	// about the others: there is one more turn at once, also where nobody is held.
+	// Failed dials were retried.
+	var dial reverseproxy.DialError
+	atOnce := reopen || reason != "" && !errors.As(err, &dial)
+	noPlace := g.hold == 0 || g.holding.Load() >= int64(g.HoldMax)
+	if noPlace && !atOnce {
 		return g.unavailable(t, was, group, reason, nil, err)
 	}
 	over := time.Now().Add(g.hold)
-	if reopen {
-		over = time.Now().Add(max(g.hold, time.Second)) // for the body to come in
+	arrived := over // the rest of the body
+	if atOnce {
+		arrived = time.Now().Add(max(g.hold, idWait))
+	}
+	switch {
+	case reopen:
+		over = arrived
+	case noPlace:
+		over = time.Now()
 	}
 	var body []byte
 	if t.body != nil {
-		t.readUntil(over)
-		held, herr := t.body.hold(t.req.ContentLength, &g.budget, over)
+		t.readUntil(arrived)
+		held, herr := t.body.hold(t.req.ContentLength, &g.budget, arrived)
 		switch {
 		case herr == errNotHeld:
 			return g.unavailable(t, was, group, reason, nil, err)
@@ -369,14 +382,14 @@ func (g *Guard) rescue(t *transit, was *before, next caddyhttp.Handler, err erro
 		defer g.budget.unhold(len(held))
 	}
 	defer g.holding.Add(-1) // a place is for who has arrived: the slow take none
-	if g.holding.Add(1) > int64(g.HoldMax) && !reopen {
+	if g.holding.Add(1) > int64(g.HoldMax) && !atOnce {
 		return g.unavailable(t, was, group, reason, body, err)
 	}
-	return g.wait(t, was, next, body, over, reason, reopen, err)
+	return g.wait(t, was, next, body, over, reason, atOnce, err)
 }
 
 // wait holds the request until it is served, the hold has passed, or the client
-// has left.
+// has left. The first turn is at once, or when the room says so.
 func (g *Guard) wait(t *transit, was *before, next caddyhttp.Handler, body []byte, over time.Time, reason mcphealth.Reason, atOnce bool, err error) error {
 	r, group, room := t.req, t.picked.group, g.roomOf(t)
 	if group != nil {
@@ -385,10 +398,6 @@ func (g *Guard) wait(t *transit, was *before, next caddyhttp.Handler, body []byt
 	}
 	defer held(group)()
 	place := room.enter()
-	// A connection that was found dead says little about the upstream, and nothing
-	// about the others: the first turn is at once. Failed dials were retried.
-	var dial reverseproxy.DialError
-	atOnce = atOnce || reason != "" && !errors.As(err, &dial)
 	looked := !t.ticket.pinned // others are not worth a last look
 	for atOnce || t.waitTurn(room, place, over) || !looked && r.Context().Err() == nil {
 		atOnce = false
