@@ -113,14 +113,22 @@ func TestWakeInOrder(t *testing.T) {
 		boxes = append(boxes, box)
 	}
 	time.Sleep(20 * time.Millisecond)
+	start := time.Now()
 	g.wake()
-	time.Sleep(wakePause / 2)
-	for i, box := range boxes {
-		if woken := len(box) == 1; woken != (i < wakeSize) {
-			t.Fatalf("waiter %d woken: %v after the first step of %d", i, woken, wakeSize)
+	await(t, "all woken", func() bool {
+		later := false
+		for i := len(boxes) - 1; i >= 0; i-- { // from the end: who is woken meanwhile comes later here
+			woken := len(boxes[i]) == 1
+			if later && !woken {
+				t.Fatalf("waiter %d sleeps, and one after it was woken", i)
+			}
+			later = woken
 		}
+		return len(boxes[len(boxes)-1]) == 1
+	})
+	if took := time.Since(start); took < 2*wakePause {
+		t.Errorf("%d waiters were woken within %s, want a pause of %s after each %d", len(boxes), took, wakePause, wakeSize)
 	}
-	await(t, "all woken", func() bool { return len(boxes[len(boxes)-1]) == 1 })
 }
 
 // A route that has been away too long is 404 again, as are paths that are no MCP
