@@ -106,6 +106,12 @@ func (m *member) settled() {
 	}
 }
 
+func (m *member) doubted() {
+	if m.entry != nil {
+		m.entry.checker.Doubted()
+	}
+}
+
 func (m *member) failed(reason mcphealth.Reason) {
 	if m.entry != nil {
 		m.entry.checker.Failed(reason)

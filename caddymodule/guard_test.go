@@ -381,6 +381,28 @@ func TestGuardKillOneOfTwoUnderLoad(t *testing.T) {
 	require.Empty(t, bad, "of %d", total)
 }
 
+// A page or a bare 404 in place of an answer has the upstream asked at once, not at the
+// end of the interval: calls find the other one within a moment.
+func TestGuardNoticesForeignAnswers(t *testing.T) {
+	for name, foreign := range map[string]http.HandlerFunc{"page": html, "404": http.NotFound} {
+		t.Run(name, func(t *testing.T) {
+			a, b := newServer(t, "a"), newServer(t, "b")
+			e := newEdge(t, "", `mcp_proxy `+a.addr+` `+b.addr+` {
+				lb_policy first
+				check_interval 1h
+			}`)
+			waitState(t, a.addr, mcphealth.Up)
+			waitState(t, b.addr, mcphealth.Up)
+			require.Equal(t, "a", e.call("1").servedBy())
+			a.onProbe(foreign)
+			a.on(foreign)
+			e.call("2") // its answer is passed on: the upstream said so
+			waitState(t, a.addr, mcphealth.Down)
+			require.Equal(t, "b", e.call("3").servedBy())
+		})
+	}
+}
+
 // Handlers between the guard and the proxy change the request. When it is sent on
 // again, it must be as it came, and routes must match again.
 func TestGuardSendsOnTheRequestAsItCame(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -196,8 +197,24 @@ func (t *transit) answerBegins() {
 		return
 	}
 	if t.status != http.StatusOK || t.req.Method != http.MethodPost || !t.outcome.Begin(fieldOf(t.Header(), "Content-Type"), fieldOf(t.Header(), "Content-Encoding")) {
+		if m := t.picked.member; m != nil && t.looksForeign() {
+			m.doubted()
+		}
 		t.settle()
 	}
+}
+
+// looksForeign reports whether a call got what no MCP server answers: a page, a bare
+// "not found", a proxy's error.
+func (t *transit) looksForeign() bool {
+	switch {
+	case t.req.Method != http.MethodPost:
+		return false
+	case t.status == http.StatusOK, t.status == http.StatusNotFound, t.status == http.StatusMethodNotAllowed, t.status == http.StatusGone, t.status >= 500:
+		media, _, _ := strings.Cut(fieldOf(t.Header(), "Content-Type"), ";")
+		return media != "application/json" && media != "text/event-stream"
+	}
+	return false
 }
 
 // fieldOf is the first value of a header field whose name is spelled as Go spells it.

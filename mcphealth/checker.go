@@ -44,12 +44,13 @@ type Checker struct {
 
 	// Traffic: requests without an answer yet, when one last came (any, and a
 	// JSON-RPC one) by clock, and whether the suspicion timer runs.
-	born     time.Time
-	waiting  atomic.Int64
-	lastSign atomic.Int64
-	lastRPC  atomic.Int64
-	watching atomic.Bool
-	rate     errorRate
+	born      time.Time
+	waiting   atomic.Int64
+	lastSign  atomic.Int64
+	lastRPC   atomic.Int64
+	lastDoubt atomic.Int64 // when Doubted was believed
+	watching  atomic.Bool
+	rate      errorRate
 
 	mu        sync.Mutex
 	turn      *turn
@@ -83,6 +84,7 @@ const (
 	failure       // a live request failed, or many report failures
 	silence       // live requests get no answers
 	ending        // the watched connection ended
+	strange       // a live answer was none of an MCP server
 )
 
 // NewChecker makes a checker that Start sets going. The error wraps ErrSchedule.
@@ -311,7 +313,8 @@ func (c *Checker) run() bool {
 	}
 	if c.alarm == none && c.trafficProves() {
 		c.skipped++
-		c.plan(time.Now(), c.pause())
+		left := c.sched.Interval - time.Duration(c.clock()-c.lastRPC.Load()) // for which the last answer proves life
+		c.plan(time.Now(), atMostD(c.pause(), left))
 		c.mu.Unlock()
 		return false
 	}
@@ -494,13 +497,13 @@ func (c *Checker) falseAlarm(why alarm) {
 	switch why {
 	case failure:
 		c.doubt[why] = time.Now().Add(c.sched.Fast)
-	case silence, ending:
+	case silence, ending, strange:
 		c.doubt[why] = time.Now().Add(c.sched.Interval)
 	}
 }
 
 func (c *Checker) doubtAll() {
-	for _, why := range []alarm{failure, silence, ending} {
+	for _, why := range []alarm{failure, silence, ending, strange} {
 		c.doubt[why] = time.Now().Add(c.sched.Interval)
 	}
 }

@@ -97,6 +97,8 @@ func (b *bubble) serve(c net.Conn, mode string) {
 		case "hang":
 			_, _ = io.Copy(io.Discard, r)
 			return
+		case "page":
+			answer = "<html>"
 		case "busy":
 			status, head, answer = 429, "Retry-After: "+b.retry+"\r\n", "{}"
 		}
@@ -332,6 +334,64 @@ func TestSlowListenersEndNothing(t *testing.T) {
 		c.Start()
 		time.Sleep(time.Minute)
 		wantState(t, c, Down, Timeout)
+	})
+}
+
+// Answers prove life for an interval, not until the turn after the next: an upstream
+// that is lost while others still say something else in its place is asked in time.
+func TestTrafficProvesForAnInterval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.checker(t, Schedule{NoWatch: true})
+		for range 60 {
+			c.Sent()
+			c.Answered("")
+			time.Sleep(time.Second)
+		}
+		lost := time.Now()
+		b.set("refused")
+		for c.Tier() != TierDown && time.Since(lost) < time.Minute {
+			c.Sent()
+			c.Settled() // a page, say
+			time.Sleep(100 * time.Millisecond)
+		}
+		if got := time.Since(lost); got > 11*time.Second+200*time.Millisecond {
+			t.Errorf("out after %v, want an interval and the confirmation: 11 s", got)
+		}
+	})
+}
+
+// A page in place of an answer has the upstream asked at once, but where it is about one
+// request only, once per interval at most.
+func TestDoubted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.checker(t, Schedule{})
+		call := func(foreign bool) {
+			c.Sent()
+			if foreign {
+				c.Doubted()
+				c.Settled()
+			} else {
+				c.Answered("")
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		for i := range 6000 { // ten minutes, in which every other answer is strange
+			call(i%2 == 0)
+		}
+		wantState(t, c, Up, OK)
+		if n := b.probes(); n > 63 {
+			t.Errorf("%d probes in ten minutes, want at most one per interval", n)
+		}
+		time.Sleep(20 * time.Second)
+		b.kill()
+		b.set("page")
+		call(true)
+		call(true)
+		if c.Tier() != TierDown {
+			t.Errorf("tier %v after two pages and 200 ms, want down", c.Tier())
+		}
 	})
 }
 

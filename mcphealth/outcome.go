@@ -511,6 +511,9 @@ func (d *document) nameEnded() {
 			d.name = nameError
 		case "method":
 			d.method = true
+			if d.version && !d.batch {
+				d.state = docOver // a notification or a question: nothing in it is an answer
+			}
 		case "id", "params":
 		default:
 			if !d.version {

@@ -49,6 +49,18 @@ func (c *Checker) Settled() {
 	c.waiting.Add(-1)
 }
 
+// Doubted notes, besides Settled, that the answer was one that no MCP server gives to a
+// call: a web page, a bare 404. It is no vote, for it may be about one request alone: the
+// upstream is asked at once, and if that was a false alarm, not again for it within an
+// interval.
+func (c *Checker) Doubted() {
+	now, last := c.clock(), c.lastDoubt.Load()
+	if last > 0 && now-last < int64(c.sched.Fast) || !c.lastDoubt.CompareAndSwap(last, now) {
+		return // others have said so: no request waits for the lock because of them
+	}
+	c.bringForward(strange)
+}
+
 // Failed notes that a live request did not reach the upstream or got no answer.
 // It is no vote: others are preferred, and a probe decides, at once.
 func (c *Checker) Failed(_ Reason) {
@@ -69,7 +81,7 @@ func (c *Checker) clock() int64 { return int64(time.Since(c.born)) }
 // of it, and it was probed not too long ago.
 func (c *Checker) trafficProves() bool {
 	t := c.p.target
-	if c.sched.NoTraffic || c.skipped >= maxQuiet-1 || c.threshold.state != Up || c.Tier() != TierUp {
+	if c.sched.NoTraffic || time.Since(c.last) >= maxQuiet*c.sched.Interval-c.sched.Interval/2 || c.threshold.state != Up || c.Tier() != TierUp {
 		return false
 	}
 	if len(t.ExpectTools) > 0 || t.CallTool != "" || t.HealthPath != "" || t.Fresh || t.RequireAuth || t.SlowAfter > 0 {
