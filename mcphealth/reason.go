@@ -44,6 +44,19 @@ var errorWords = []struct {
 	{"timeout awaiting response headers", Timeout},
 }
 
+// scarce are the errors of a dial that is short of something on this machine: of
+// files or memory. They say nothing of the server.
+var scarce = []string{"too many open files", "no buffer space available", "cannot allocate memory"}
+
+func isScarcity(err error) bool {
+	for i := 0; i < len(scarce); i++ {
+		if strings.Contains(err.Error(), scarce[i]) {
+			return true
+		}
+	}
+	return false
+}
+
 func reasonByWords(err error) Reason {
 	for i := 0; i < len(errorWords); i++ {
 		if strings.Contains(err.Error(), errorWords[i].word) {
@@ -59,6 +72,9 @@ func (s *stage) reason(ctx context.Context, err error) Reason {
 	defer s.mu.Unlock()
 	if ctx.Err() == context.Canceled {
 		return Canceled
+	}
+	if !s.connected && !s.shaking && isScarcity(err) { // later it may be the server's words
+		return ProbeRejected
 	}
 	if ctx.Err() != nil || isTimeout(err) {
 		switch {

@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -89,6 +90,31 @@ var fakes = []struct {
 		says: map[string]reply{"/health": {503, `{"status":"unhealthy"}`}, "*": discovery}, set: func(t *Target) { t.HealthPath = "/health" }},
 	{name: "the form of the request", want: "unknown probe_rejected",
 		says: map[string]reply{"*": {415, ""}}},
+	{name: "no socket is left on this machine", want: "unknown probe_rejected", line: func() *Line {
+		return NewLine(&http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+			return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", syscall.EMFILE)}
+		}})
+	}},
+	{name: "nor one for the resolver", want: "unknown probe_rejected",
+		set: func(t *Target) { t.URL = "http://mcp.invalid/mcp" },
+		line: func() *Line {
+			dns := func(context.Context, string, string) (net.Conn, error) {
+				return nil, os.NewSyscallError("socket", syscall.EMFILE)
+			}
+			d := &net.Dialer{Resolver: &net.Resolver{PreferGo: true, Dial: dns}}
+			return NewLine(&http.Transport{DialContext: d.DialContext})
+		}},
+	{name: "a server that speaks of files, and no HTTP", want: "dead not_mcp", line: func() *Line {
+		return NewLine(&http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+			ours, theirs := net.Pipe()
+			go func() {
+				_, _ = theirs.Read(make([]byte, 4096))
+				_, _ = io.WriteString(theirs, "too many open files\r\n\r\n")
+				_ = theirs.Close()
+			}()
+			return ours, nil
+		}})
+	}},
 	{name: "our own end", want: "unknown canceled", line: func() *Line {
 		return NewLine(&http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			cancelProbe()

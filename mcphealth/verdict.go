@@ -68,7 +68,7 @@ const (
 	EndpointNotFound Reason = "endpoint_not_found" // a bare 404, 405 or 410 on every rung, never seen alive
 	HostGuessed      Reason = "host_guessed"       // refused for its Host while we only guessed the Host
 	Redirected       Reason = "redirected"         // a redirect that a probe must not follow
-	ProbeRejected    Reason = "probe_rejected"     // 400, 406 or 415 about our own request's form
+	ProbeRejected    Reason = "probe_rejected"     // 400, 406 or 415 about our own request's form; or it could not be made here
 )
 
 // reasons is the closed list: which words belong to which verdict.
