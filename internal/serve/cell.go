@@ -11,9 +11,13 @@ import (
 
 const (
 	// patience is how long a caller waits for a slow probe before it is told what the
-	// one before found: 1 s, less than the timeout of any health check in use (nginx,
-	// Docker and Kubernetes probes begin at 1 s, HAProxy and Caddy at several).
-	patience = time.Second
+	// one before found: 900 ms, less than the shortest timeout that health checks have
+	// by default (1 s: Kubernetes).
+	patience = 900 * time.Millisecond
+	// deadFor is how long a dead server may be told dead while the next probe runs: 1
+	// min, more than the period of any health check in use (Docker's is 30 s). One
+	// that hangs for good must not have those wait who ask for all servers, each time.
+	deadFor = time.Minute
 	// maxRetryAfter caps how long a server may ask not to be probed.
 	maxRetryAfter = 5 * time.Minute
 	// endWithin is how long ending a session may take at a stop.
@@ -60,7 +64,8 @@ func (c *cell) begin() (wait <-chan struct{}, tellable bool) {
 		c.running = make(chan struct{})
 		go c.probe(c.running)
 	}
-	return c.running, !c.at.IsZero() && now.Sub(c.at) < c.stale
+	age := now.Sub(c.at)
+	return c.running, !c.at.IsZero() && (age < c.stale || c.last.Verdict == mcphealth.Dead && age < deadFor)
 }
 
 func (c *cell) status() status {

@@ -3,6 +3,7 @@ package serve
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -157,6 +158,28 @@ func TestHungServer(t *testing.T) {
 		}
 		if n := a.asked.Load(); n > 13 {
 			t.Errorf("%d probes in two minutes, want one per timeout and period", n)
+		}
+	})
+}
+
+// A server that hangs for good costs those who ask now and then, as kubelets do, one
+// long wait, and not one each time; what it was an hour ago is not told.
+func TestHungForGood(t *testing.T) {
+	inBubble(t, func(t *testing.T, a *asker) {
+		a.get(t.Context())
+		a.takes.Store(int64(5 * time.Second))
+		a.says.Store(mcphealth.Result{Verdict: mcphealth.Dead, Reason: mcphealth.Timeout})
+		var waits []time.Duration
+		for _, pause := range []time.Duration{30 * time.Second, 30 * time.Second, 30 * time.Second, time.Hour} {
+			time.Sleep(pause)
+			start := time.Now()
+			if r := a.get(t.Context()); r.Verdict != mcphealth.Dead {
+				t.Errorf("%s, want dead", r.Verdict)
+			}
+			waits = append(waits, time.Since(start))
+		}
+		if want := []time.Duration{5 * time.Second, patience, patience, 5 * time.Second}; !slices.Equal(waits, want) {
+			t.Errorf("waited %v, want %v", waits, want)
 		}
 	})
 }
