@@ -99,14 +99,24 @@ func (s *serving) read(path string) error {
 	if len(c.Targets) == 0 {
 		return fmt.Errorf("%s: want targets", path)
 	}
+	root := tree.Content[0]
+	if n := null(root); n != nil {
+		return fmt.Errorf("%s:%d: want a value, or nothing at all, not null", path, n.Line)
+	}
+	if len(c.Targets) > serve.MaxTargets {
+		return fmt.Errorf("%s:%d: %d targets: want %d at most", path, lineOf(root, "targets"), len(c.Targets), serve.MaxTargets)
+	}
+	if err := checkListen(c.Listen); err != nil {
+		return fmt.Errorf("%s:%d: listen %w", path, lineOf(root, "listen"), err)
+	}
 	s.listen, s.cache = c.Listen, time.Duration(c.Cache)
 	first := map[string]int{}
 	for i, tc := range c.Targets {
 		t, key, err := tc.target()
-		line := lineOf(&tree, i, key)
+		line := lineOfTarget(root, i, key)
 		if err == nil && first[t.Name] != 0 {
 			err = fmt.Errorf("name: there is a target %s already, in line %d", t.Name, first[t.Name])
-			line = lineOf(&tree, i, "name")
+			line = lineOfTarget(root, i, "name")
 		}
 		if err != nil {
 			return fmt.Errorf("%s:%d: %w", path, line, err)
@@ -174,17 +184,39 @@ func keysOf(name string) (keys []string) {
 	return keys
 }
 
-// lineOf is where target i has key, or begins.
-func lineOf(tree *yaml.Node, i int, key string) int {
-	targets := child(tree.Content[0], "targets")
+// lineOfTarget is where target i has key, or begins.
+func lineOfTarget(root *yaml.Node, i int, key string) int {
+	targets := child(root, "targets")
 	if targets == nil || i >= len(targets.Content) {
 		return 1
 	}
-	t := targets.Content[i]
-	if n := child(t, key); n != nil {
-		return n.Line
+	return lineOf(targets.Content[i], key)
+}
+
+// lineOf is where n has key, or begins.
+func lineOf(n *yaml.Node, key string) int {
+	if c := child(n, key); c != nil {
+		return c.Line
 	}
-	return t.Line
+	return n.Line
+}
+
+// null finds what has no value, such as a key whose variable was empty when a
+// template was filled in: the decoder would take it for a key that is not there. The
+// arguments of a call may hold null.
+func null(n *yaml.Node) *yaml.Node {
+	if n.ShortTag() == "!!null" {
+		return n
+	}
+	for i, c := range n.Content {
+		if n.Kind == yaml.MappingNode && i%2 == 1 && n.Content[i-1].Value == "args" {
+			continue
+		}
+		if found := null(c); found != nil {
+			return found
+		}
+	}
+	return nil
 }
 
 func child(n *yaml.Node, key string) *yaml.Node {

@@ -117,8 +117,14 @@ func (s *serving) settle(fs *flag.FlagSet) error {
 	if s.cache <= 0 {
 		return fmt.Errorf("--cache %v: want a positive duration", s.cache)
 	}
+	if err := checkListen(s.listen); err != nil {
+		return fmt.Errorf("--listen %w", err)
+	}
 	if len(s.named) == 0 {
 		return errors.New("want --target NAME=URL, or --config FILE")
+	}
+	if len(s.named) > serve.MaxTargets {
+		return fmt.Errorf("--target: %d of them: want %d at most", len(s.named), serve.MaxTargets)
 	}
 	seen := map[string]bool{}
 	for i, named := range s.named {
@@ -139,6 +145,19 @@ func (s *serving) settle(fs *flag.FlagSet) error {
 	}
 	if _, err := s.tls.transport(); err != nil {
 		return err
+	}
+	return nil
+}
+
+// checkListen finds what net.Listen would, without listening; and an absent port,
+// which it would take for any port.
+func checkListen(addr string) error {
+	_, port, err := net.SplitHostPort(addr)
+	if err == nil && port != "" {
+		_, err = net.LookupPort("tcp", port)
+	}
+	if err != nil || port == "" {
+		return fmt.Errorf("%q: want host:port, or :port for all addresses", addr)
 	}
 	return nil
 }

@@ -45,7 +45,18 @@ func TestBadServeConfig(t *testing.T) {
 		{"HTTP over stdio", "targets:\n  - name: a\n    stdio: [server]\n    deep: off\n", "FILE:4: deep: it belongs to HTTP and says nothing to stdio"},
 		{"credentials over stdio", "targets:\n  - name: a\n    stdio: [server]\n    header_env: {A: B}\n", "FILE:4: header_env: it belongs to HTTP"},
 		{"SSE over stdio", "targets:\n  - name: a\n    stdio: [server]\n    era: sse\n", "FILE:4: era sse, require_auth"},
-		{"heartbeat over HTTP", one + "    heartbeat: 1s\n", "FILE:4: heartbeat 1s: want a positive duration, and a command over stdio"},
+		{"heartbeat over HTTP", one + "    heartbeat: 1s\n", "FILE:4: heartbeat 1s: want at least 10ms, and a command over stdio"},
+		{"no program", "targets:\n  - name: a\n    stdio: [\"\"]\n", "FILE:3: stdio: want a program"},
+		{"no port", "listen: 127.0.0.1\n" + one, `FILE:1: listen "127.0.0.1": want host:port`},
+		{"no such port", one + "listen: :99999\n", `FILE:4: listen ":99999": want host:port`},
+		{"an empty listen", "listen: \"\"\n" + one, `FILE:1: listen "": want host:port`},
+		{"a value that is not there", one + "    bearer_file:\n", "FILE:4: want a value, or nothing at all, not null"},
+		{"a target that is not there", one + "  -\n", "FILE:4: want a value"},
+		{"a word that is not there", one + "    expect_tools: [a, ~]\n", "FILE:4: want a value"},
+		{"only a remark", "# nothing\n", "FILE: want targets"},
+		{"only null", "~\n", "FILE: want targets"},
+		{"a merged listen", "<<: {listen: x}\n" + one, `FILE:1: listen "x": want host:port`},
+		{"too many", "targets:\n" + strings.Repeat("  - {name: a, url: http://x/}\n", 1001), "FILE:2: 1001 targets: want 1000 at most"},
 		{"bad url", "targets:\n  - name: a\n    url: ftp://x/\n", `FILE:3: url "ftp://x/": want http://`},
 		{"bad port", "targets:\n  - name: a\n    url: http://x:99999/\n", "FILE:3: url: port 99999: want 1 to 65535"},
 		{"a password in the url", "targets:\n  - name: a\n    url: http://u:hunter2@x/\n", "FILE:3: url: credentials belong into a header"},
@@ -97,7 +108,7 @@ listen: 127.0.0.1:1234
 cache: 1m
 targets:
   - {name: a, url: "http://x:1/mcp", host: h, timeout: 3s, era: legacy, alive_if: any_response, deep: on, fresh: true,
-     require_auth: true, health_path: /health, expect_tools: [t], call: {tool: t, args: {q: [1, x]}}, slow_after: 1s,
+     require_auth: true, health_path: /health, expect_tools: [t], call: {tool: t, args: {q: [1, x, null]}}, slow_after: 1s,
      header: {X-Plain: v}, header_env: {X-Env: PROBE_X}, header_file: {X-File: TOKEN}, bearer_file: TOKEN, cacert: CERT, cert: CERT, key: KEY}
   - {name: b, url: "https://x/mcp", deep: off, era: auto}
   - {name: c, stdio: [server, --flag], heartbeat: 30s, timeout: 9s}
@@ -128,7 +139,7 @@ targets:
 		t.Errorf("the same way after the files have changed, %v", err)
 	}
 	if s.listen != "127.0.0.1:1234" || s.cache.String() != "1m0s" || a.Timeout.String() != "3s" || a.Host != "h" || a.Era != "legacy" || a.AliveIf != "any_response" ||
-		a.Shallow || !a.Fresh || !a.RequireAuth || a.HealthPath != "/health" || a.ExpectTools[0] != "t" || a.CallTool != "t" || a.CallArgs != `{"q":[1,"x"]}` || a.SlowAfter.String() != "1s" {
+		a.Shallow || !a.Fresh || !a.RequireAuth || a.HealthPath != "/health" || a.ExpectTools[0] != "t" || a.CallTool != "t" || a.CallArgs != `{"q":[1,"x",null]}` || a.SlowAfter.String() != "1s" {
 		t.Errorf("%+v", a)
 	}
 	if !b.Shallow || b.Era != "" || c.Command[1] != "--flag" || c.Heartbeat.String() != "30s" || c.Timeout.String() != "9s" {
@@ -167,6 +178,9 @@ func TestServeFlags(t *testing.T) {
 		{"--target a=" + url + " word", `want flags only, got the word "word"`},
 		{"--config x --target a=" + url, "--config: it has --target too"},
 		{"--config x --listen :1", "--config: it has --listen too"},
+		{"--target a=" + url + " --listen 127.0.0.1", `--listen "127.0.0.1": want host:port`},
+		{"--target a=" + url + " --listen=", `--listen "": want host:port`},
+		{strings.Repeat("--target a="+url+" ", 1001), "--target: 1001 of them: want 1000 at most"},
 		{"--nonsense", "flag provided but not defined"},
 	}
 	for _, tt := range tests {

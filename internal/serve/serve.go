@@ -195,7 +195,7 @@ func (s *Server) named(said string) []string {
 		return names
 	}
 	host, path, _ := strings.Cut(strings.TrimPrefix(said, "tcp/"), "/")
-	if host = strings.ToLower(host); path != "" {
+	if host = oneForm(host); path != "" {
 		host += "/" + path
 	}
 	return s.called[host]

@@ -243,14 +243,17 @@ func TestAddresses(t *testing.T) {
 		"https://app1":             "app1:443",
 		"http://app1:8000/":        "app1:8000",
 		"http://[::1]:8000/a%2Fb":  "[::1]:8000 [::1]:8000/a%2Fb",
+		"http://[2001:DB8:0::1]":   "[2001:db8::1]:80",
+		"http://[fe80::1%25eth0]/": "[fe80::1%eth0]:80",
 		"http://127.0.0.1:80/Mcp/": "127.0.0.1:80 127.0.0.1:80/Mcp/",
 	} {
 		if got := strings.Join(by("x", url).addresses(), " "); got != want {
 			t.Errorf("addresses(%s) = %s, want %s", url, got, want)
 		}
 	}
-	s := &Server{called: map[string][]string{"app1:80": {"x"}, "app1:80/Mcp": {"y"}}}
-	for said, want := range map[string]string{"APP1:80": "x", "tcp/App1:80": "x", "App1:80/Mcp": "y", "app1:80/mcp": ""} {
+	s := &Server{called: map[string][]string{"app1:80": {"x"}, "app1:80/Mcp": {"y"}, "[2001:db8::1]:80": {"z"}, "[2001:db8::1]:80/mcp": {"v"}}}
+	for said, want := range map[string]string{"APP1:80": "x", "tcp/App1:80": "x", "App1:80/Mcp": "y", "app1:80/mcp": "",
+		"[2001:DB8::1]:80": "z", "tcp/[2001:db8:0:0::1]:80": "z", "[2001:db8:0:0::1]:80/mcp": "v", "2001:db8::1:80": "", "[2001:db8::1]": ""} {
 		if got := strings.Join(s.named(said), " "); got != want {
 			t.Errorf("named(%s) = %q, want %q", said, got, want)
 		}
@@ -573,7 +576,10 @@ func TestBadTargets(t *testing.T) {
 		{`target 1: name "xxx`, Options{}, []Target{by(strings.Repeat("x", 65), url)}},
 		{"target 2: the name a is another target's already", Options{}, []Target{by("a", url), by("a", url)}},
 		{"target 1: bad target: url: credentials belong into a header", Options{}, []Target{by("a", "http://u:p@x/")}},
-		{"heartbeat 1s: want a positive duration, and a command", Options{}, []Target{{Name: "a", Heartbeat: time.Second, Target: mcphealth.Target{URL: url}}}},
+		{"heartbeat 1ns: want at least 10ms", Options{}, []Target{{Name: "a", Heartbeat: 1, Command: []string{"x"}}}},
+		{"stdio: want a program", Options{}, []Target{{Name: "a", Command: []string{"", "x"}}}},
+		{"stdio: want a program", Options{}, []Target{{Name: "a", Command: []string{"x", "a\x00b"}}}},
+		{"heartbeat 1s: want at least 10ms, and a command", Options{}, []Target{{Name: "a", Heartbeat: time.Second, Target: mcphealth.Target{URL: url}}}},
 		{"belong to HTTP", Options{}, []Target{{Name: "a", Command: []string{"x"}, Target: mcphealth.Target{Host: "x"}}}},
 		{"cache -1s", Options{Cache: -time.Second}, []Target{by("a", url)}},
 	}

@@ -2,9 +2,11 @@ package serve
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"regexp"
 	"strings"
@@ -33,6 +35,9 @@ type Target struct {
 	Heartbeat time.Duration
 }
 
+// minHeartbeat keeps a typing mistake from becoming a flood of questions.
+const minHeartbeat = 10 * time.Millisecond
+
 // nameRule: a name must need no escape anywhere it stands.
 var nameRule = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
@@ -41,10 +46,13 @@ func (t Target) Validate() error {
 	if !nameRule.MatchString(t.Name) {
 		return fmt.Errorf("name %q: want letters, digits, -, _ and ., beginning with a letter or digit, 64 at most", t.Name)
 	}
-	if t.Heartbeat < 0 || t.Heartbeat > 0 && len(t.Command) == 0 {
-		return fmt.Errorf("heartbeat %v: want a positive duration, and a command over stdio", t.Heartbeat)
+	if t.Heartbeat != 0 && (t.Heartbeat < minHeartbeat || len(t.Command) == 0) {
+		return fmt.Errorf("heartbeat %v: want at least %v, and a command over stdio", t.Heartbeat, minHeartbeat)
 	}
 	if len(t.Command) > 0 {
+		if t.Command[0] == "" || strings.Contains(strings.Join(t.Command, ""), "\x00") {
+			return errors.New("stdio: want a program and its arguments, without zero bytes")
+		}
 		_, err := mcphealth.NewCarrierProber(t.Target, &mcphealth.Carrier{})
 		return err
 	}
@@ -62,11 +70,20 @@ func (t Target) addresses() []string {
 	if port == "" {
 		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
 	}
-	addr := strings.ToLower(net.JoinHostPort(u.Hostname(), port))
+	addr := oneForm(net.JoinHostPort(u.Hostname(), port))
 	if u.EscapedPath() == "" || u.EscapedPath() == "/" {
 		return []string{addr}
 	}
 	return []string{addr, addr + u.EscapedPath()}
+}
+
+// oneForm writes host:port as everybody else's: names in lower case, IPv6 addresses
+// as RFC 5952 has them.
+func oneForm(addr string) string {
+	if ip, err := netip.ParseAddrPort(addr); err == nil {
+		return ip.String()
+	}
+	return strings.ToLower(addr)
 }
 
 // status is what is known of one target.
