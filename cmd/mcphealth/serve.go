@@ -162,9 +162,14 @@ func checkListen(addr string) error {
 	return nil
 }
 
-// run listens, answers, and ends on SIGTERM or SIGINT. A second signal kills.
+// run listens, answers, and ends on SIGTERM or SIGINT, or as its terminal closes. A
+// second signal kills.
 func (s *serving) run(log *slog.Logger, stderr io.Writer) error {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) { // nohup
+		signals = append(signals, syscall.SIGHUP)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), signals...)
 	defer stop()
 	ln, err := net.Listen("tcp", s.listen)
 	if err != nil {

@@ -1,13 +1,18 @@
 package main
 
 import (
+	"fmt"
 	"net"
+	"net/http"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"reflect"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/mcphealth/mcphealth/internal/serve"
 )
@@ -199,6 +204,40 @@ func TestServeFlags(t *testing.T) {
 	defer ln.Close()
 	if exit, _, errs := mcp("serve", "--target", "a="+url, "--listen", ln.Addr().String()); exit != exitFailed || !strings.Contains(errs, "listen: ") {
 		t.Errorf("a port in use: exit %d, %q", exit, errs)
+	}
+}
+
+// It ends well, too, when its terminal goes away.
+func TestServeHangup(t *testing.T) {
+	if signal.Ignored(syscall.SIGHUP) {
+		t.Skip("under nohup it goes on")
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := ln.Addr().String()
+	_ = ln.Close()
+	ended := make(chan string, 1)
+	go func() {
+		exit, _, errs := mcp("serve", "--target", "a=http://127.0.0.1:1/mcp", "--listen", addr)
+		ended <- fmt.Sprint(exit, errs)
+	}()
+	for range 500 {
+		if resp, err := http.Get("http://" + addr + "/livez"); err == nil {
+			_ = resp.Body.Close()
+			_ = syscall.Kill(os.Getpid(), syscall.SIGHUP)
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	select {
+	case got := <-ended:
+		if !strings.HasPrefix(got, "0") || !strings.Contains(got, "msg=stopping") {
+			t.Errorf("%s", got)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("it does not end")
 	}
 }
 

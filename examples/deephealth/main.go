@@ -88,11 +88,13 @@ func hold(db *sql.DB, d time.Duration) error {
 // has a connection of its own, which does not wait for a lock as long as tools do.
 func writable(c *sql.Conn) func(context.Context) error {
 	return func(ctx context.Context) error {
-		if _, err := c.ExecContext(ctx, "BEGIN IMMEDIATE"); err != nil {
+		_, err := c.ExecContext(ctx, "BEGIN IMMEDIATE")
+		// After an error, too: the lock may have come in the moment in which ctx ended.
+		_, over := c.ExecContext(context.WithoutCancel(ctx), "ROLLBACK")
+		if err != nil {
 			return err
 		}
-		_, err := c.ExecContext(context.WithoutCancel(ctx), "ROLLBACK")
-		return err
+		return over
 	}
 }
 
@@ -128,6 +130,7 @@ func serve(listen, name string, db *sql.DB, cache, drain time.Duration) error {
 	ended := make(chan error, 1)
 	go func() {
 		<-ctx.Done()
+		stop() // a second signal ends it at once
 		health.SetDraining(true)
 		time.Sleep(drain)
 		last, cancel := context.WithTimeout(context.Background(), waitForLock)

@@ -72,7 +72,7 @@ func New(targets []Target, o Options) (*Server, error) {
 		heard := func(r mcphealth.Result) { s.heard(t.Name, r) }
 		var err error
 		if len(t.Command) > 0 {
-			commands[t.Name], err = stdio.Keep(t.Target, t.Command, stdio.Options{Heartbeat: t.Heartbeat, Stderr: o.Stderr, OnResult: heard})
+			commands[t.Name], err = stdio.Keep(t.Target, t.Command, stdio.Options{Heartbeat: t.Heartbeat, Stderr: from(t.Name, o.Stderr), OnResult: heard})
 			s.targets[t.Name] = overStdio{commands[t.Name]}
 		} else {
 			s.targets[t.Name], err = overHTTP(ctx, t, o, heard)

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -530,7 +531,19 @@ func sed(extra ...string) []string {
 
 // A command over stdio is kept running, and its state is shown.
 func TestCommand(t *testing.T) {
-	s := start(t, Options{}, Target{Name: "works", Command: sed(), Heartbeat: 50 * time.Millisecond}, Target{Name: "fails", Command: []string{"false", "secret-argument"}})
+	r, w := io.Pipe()
+	t.Cleanup(func() { _ = w.Close() })
+	stderr := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(r).ReadString('\n')
+		stderr <- line
+		_, _ = io.Copy(io.Discard, r)
+	}()
+	s := start(t, Options{Stderr: w}, Target{Name: "works", Command: sed(), Heartbeat: 50 * time.Millisecond},
+		Target{Name: "fails", Command: []string{"sh", "-c", "echo why >&2; exit 1", "secret-argument"}})
+	if line := <-stderr; line != "fails stderr: why\n" {
+		t.Errorf("%q, want that it names the target", line)
+	}
 	var d Document
 	for range 500 {
 		if d = docOf(t, ask(s, "GET", "/health")); d.Checks["works"].OK && d.Checks["fails"].State == "waiting" {

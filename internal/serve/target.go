@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -149,6 +150,25 @@ func overHTTP(ctx context.Context, t Target, o Options, heard func(mcphealth.Res
 		p.Close(ctx)
 	}
 	return c, nil
+}
+
+// from puts the target's name before each line of a command; package stdio writes
+// line by line. Nil stays nil.
+func from(name string, w io.Writer) io.Writer {
+	if w == nil {
+		return nil
+	}
+	return prefixed{name + " ", w}
+}
+
+type prefixed struct {
+	prefix string
+	w      io.Writer
+}
+
+func (p prefixed) Write(line []byte) (int, error) {
+	_, err := p.w.Write(append([]byte(p.prefix), line...))
+	return len(line), err
 }
 
 // overStdio makes the source of a command, whose heartbeats are its probes.

@@ -97,7 +97,7 @@ func TestNginx(t *testing.T) {
 		user = "user root;\n" // else its workers are www-data, to whom the test's folders are closed
 	}
 	config := write(t, "nginx.conf", user+fmt.Sprintf("daemon off;\npid %[1]s/pid;\nerror_log stderr;\nevents {}\nhttp {\n\taccess_log off;\n\tclient_body_temp_path %[1]s/body;\n\tproxy_temp_path %[1]s/proxy;\n\tfastcgi_temp_path %[1]s/f;\n\tuwsgi_temp_path %[1]s/u;\n\tscgi_temp_path %[1]s/s;\n", dir)+
-		example(t, "nginx/mcp.conf", "listen 80", "listen "+edge, "127.0.0.1:9105", serve, "10.0.0.1:8000", app1.addr, "10.0.0.2:8000", app2.addr, "/var/cache/nginx/mcphealth", dir+"/cache")+"}\n")
+		example(t, "nginx/mcp.conf", "listen 80", "listen "+edge, "127.0.0.1:9105", serve, "10.0.0.1:8000", app1.addr, "10.0.0.2:8000", app2.addr, "/var/cache/", dir+"/")+"}\n")
 	nginx := e2e.StartProcess(t, edge, func() *exec.Cmd { return exec.Command(bin, "-e", "stderr", "-c", config) })
 	t.Cleanup(func() { nginx.Terminate(t) }) // it ends its workers, too
 	url := "http://" + edge + "/mcp"
