@@ -2,7 +2,7 @@ package serve
 
 import (
 	"net/http"
-	"strings"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,8 +13,18 @@ import (
 	"github.com/mcphealth/mcphealth/mcphealth"
 )
 
+const (
+	// maxInfos is how many names, versions and protocols of one target get a series of
+	// their own within infoSpan, as in Caddy's module: a server that calls itself
+	// something else in each answer must not fill the disk of a Prometheus.
+	maxInfos = 10
+	infoSpan = 24 * time.Hour
+	// otherInfo is what further ones are called.
+	otherInfo = "other"
+)
+
 // metrics are those of Caddy's module, with the target's name for its address
-// (docs/operations.md).
+// (docs/command.md).
 type metrics struct {
 	registry    *prometheus.Registry
 	up          *prometheus.GaugeVec
@@ -24,12 +34,20 @@ type metrics struct {
 	last        *prometheus.GaugeVec
 	transitions *prometheus.CounterVec
 
-	mu   sync.Mutex
-	seen map[string]mcphealth.Result // the last result of each target
+	mu    sync.Mutex
+	known map[string]*known // of each target
+}
+
+// known is what metrics know of a target.
+type known struct {
+	last  mcphealth.Result
+	info  []string           // the labels of its target_info
+	infos map[[3]string]bool // those it had since
+	since time.Time
 }
 
 func newMetrics() *metrics {
-	m := &metrics{registry: prometheus.NewRegistry(), seen: map[string]mcphealth.Result{}}
+	m := &metrics{registry: prometheus.NewRegistry(), known: map[string]*known{}}
 	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
 		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "mcp_health_" + name, Help: help}, append([]string{"target"}, labels...))
 	}
@@ -62,9 +80,13 @@ func (m *metrics) handler() http.Handler {
 func (m *metrics) note(target string, r mcphealth.Result, took time.Duration) (before mcphealth.Result, changed bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	before, known := m.seen[target]
-	m.seen[target] = r
-	changed = !known || before.Verdict != r.Verdict || before.Reason != r.Reason
+	k := m.known[target]
+	if changed = k == nil; changed {
+		k = &known{}
+		m.known[target] = k
+	}
+	before, k.last = k.last, r
+	changed = changed || before.Verdict != r.Verdict || before.Reason != r.Reason
 	up := 1.0
 	if r.Verdict == mcphealth.Dead {
 		up = 0
@@ -76,9 +98,30 @@ func (m *metrics) note(target string, r mcphealth.Result, took time.Duration) (b
 	if changed {
 		m.transitions.WithLabelValues(target, string(r.Verdict), string(r.Reason)).Inc()
 	}
-	m.info.DeletePartialMatch(prometheus.Labels{"target": target})
-	m.info.WithLabelValues(target, string(r.Era), strings.Join(r.ProtocolVersions, " "), r.Server.Name, r.Server.Version).Set(1)
+	if info := append([]string{target}, k.name(r)...); !slices.Equal(info, k.info) {
+		m.info.DeleteLabelValues(k.info...)
+		k.info = info
+		m.info.WithLabelValues(info...).Set(1)
+	}
 	return before, changed
+}
+
+// name are the labels era, protocol, server and version.
+func (k *known) name(r mcphealth.Result) []string {
+	words := [3]string{"", r.Server.Name, r.Server.Version}
+	if len(r.ProtocolVersions) > 0 {
+		words[0] = slices.Max(r.ProtocolVersions)
+	}
+	if now := time.Now(); k.infos == nil || now.Sub(k.since) > infoSpan {
+		k.infos, k.since = map[[3]string]bool{}, now
+	}
+	if len(k.infos) < maxInfos {
+		k.infos[words] = true
+	}
+	if !k.infos[words] {
+		words = [3]string{otherInfo, otherInfo, otherInfo}
+	}
+	return append([]string{string(r.Era)}, words[:]...)
 }
 
 // children are the commands over stdio, by target.

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -304,6 +305,60 @@ func TestManyCallers(t *testing.T) {
 	}
 	if after := runtime.NumGoroutine(); after > before+20 {
 		t.Errorf("%d goroutines, had %d", after, before)
+	}
+}
+
+// docs/command.md has each metric with its labels, and no other.
+func TestMetricsAreDocumented(t *testing.T) {
+	s := start(t, Options{}, by("a", good(t)), Target{Name: "b", Command: sed()})
+	ask(s, "GET", "/health")
+	families, err := s.metrics.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, f := range families {
+		var labels []string
+		for _, l := range f.Metric[0].Label {
+			labels = append(labels, l.GetName())
+		}
+		slices.Sort(labels)
+		got = append(got, fmt.Sprint(f.GetName(), labels))
+	}
+	page, err := os.ReadFile("../../docs/command.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, m := range regexp.MustCompile("(?m)^\\| `(mcp_health_\\w+)\\{(.*)\\}` \\|").FindAllStringSubmatch(string(page), -1) {
+		labels := strings.Split(m[2], ",")
+		slices.Sort(labels)
+		want = append(want, fmt.Sprint(m[1], labels))
+	}
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("metrics %q\ndocs    %q", got, want)
+	}
+}
+
+// A server that calls itself something else each time gets no series for each.
+func TestMetricsOfMoodyServer(t *testing.T) {
+	n := 0
+	s := start(t, Options{Cache: time.Nanosecond}, by("a", serverFunc(t, func(w http.ResponseWriter, _ *http.Request, id string) {
+		n++
+		modern(w, id, fmt.Sprint("name-", n))
+	})))
+	seen := map[string]bool{}
+	for range 3 * maxInfos {
+		ask(s, "GET", "/health")
+		infos := regexp.MustCompile(`(?m)^mcp_health_target_info.*$`).FindAllString(ask(s, "GET", "/metrics").Body.String(), -1)
+		if len(infos) != 1 {
+			t.Fatalf("%q, want one", infos)
+		}
+		seen[infos[0]] = true
+	}
+	if len(seen) > maxInfos+1 {
+		t.Errorf("%d series, want %d and %q", len(seen), maxInfos, otherInfo)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -101,22 +102,26 @@ func buildIn(t *testing.T, d *traefik.Docker, dir, tag string) {
 	}
 }
 
-// commandImage runs mcphealth serve in its image: it answers, knows public
-// authorities, is nobody, and is called healthy.
+// locked is how a cautious operator runs what needs no rights.
+var locked = []string{"run", "-d", "--name", "other", "--network", "host", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"}
+
+// commandImage runs mcphealth serve in its image: it answers, is nobody (whoever that
+// is), writes nothing, and is called healthy.
 func commandImage(t *testing.T, d *traefik.Docker, url string) {
 	port := e2e.FreePort(t)
 	config := write(t, "mcphealth.yml", fmt.Sprintf("listen: 127.0.0.1:%d\ntargets: [{name: app, url: %q}]\n", port, url))
-	d.Run(t, "run", "-d", "--name", "other", "--network", "host", "-v", config+":/etc/mcphealth.yml:ro",
-		"--health-cmd", fmt.Sprintf("/mcphealth probe --healthcheck --alive-if any_response --deep off http://127.0.0.1:%d/livez", port), "mcphealth")
+	d.Run(t, append(slices.Clone(locked), "--user", "65534:65534", "-v", config+":/etc/mcphealth.yml:ro",
+		"--health-cmd", fmt.Sprintf("/mcphealth probe --healthcheck --alive-if any_response --deep off http://127.0.0.1:%d/livez", port), "mcphealth")...)
 	defer d.Run(t, "rm", "-f", "other")
 	if out := d.Run(t, "inspect", "--format", "{{json .Config.Healthcheck.Test}} {{.Config.User}}", "mcphealth"); !strings.Contains(out, `"http://127.0.0.1:9105/livez"`) || !strings.Contains(out, "65532:65532") {
 		t.Errorf("the image's health check and user: %s", out)
 	}
 	await200(t, fmt.Sprintf("http://127.0.0.1:%d/health/app", port))
 	// Docker runs --health-cmd by a shell, which the image has not: as the image's own
-	// does, without one.
+	// does, without one. The image has the public authorities.
 	for want, exit := range map[int]int{port: 0, e2e.FreePort(t): 1} {
-		cmd := exec.Command("docker", "-H", d.Host(), "exec", "other", "/mcphealth", "probe", "--healthcheck", "--alive-if", "any_response", "--deep", "off", fmt.Sprintf("http://127.0.0.1:%d/livez", want))
+		cmd := exec.Command("docker", "-H", d.Host(), "exec", "other", "/mcphealth", "probe", "--healthcheck", "--alive-if", "any_response", "--deep", "off",
+			"--cacert", "/etc/ssl/certs/ca-certificates.crt", fmt.Sprintf("http://127.0.0.1:%d/livez", want))
 		out, _ := cmd.CombinedOutput()
 		if cmd.ProcessState.ExitCode() != exit {
 			t.Errorf("port %d: exit %d, want %d: %s", want, cmd.ProcessState.ExitCode(), exit, out)
@@ -137,7 +142,7 @@ func caddyImage(t *testing.T, d *traefik.Docker, url string) {
 	port := e2e.FreePort(t)
 	addr := strings.TrimSuffix(strings.TrimPrefix(url, "http://"), "/mcp")
 	config := write(t, "Caddyfile", strings.NewReplacer("http:// {", fmt.Sprintf("{\n\tadmin off\n}\nhttp://127.0.0.1:%d {", port), "app1:8000 app2:8000", addr).Replace(composeConfig(t)))
-	d.Run(t, "run", "-d", "--name", "other", "--network", "host", "-v", config+":/etc/caddy/Caddyfile:ro", "caddy-mcphealth")
+	d.Run(t, append(slices.Clone(locked), "-v", config+":/etc/caddy/Caddyfile:ro", "caddy-mcphealth")...)
 	defer d.Run(t, "rm", "-f", "other")
 	await(t, "http://127.0.0.1:"+strconv.Itoa(port)+"/mcp", 30*time.Second, 5, "app")
 }
