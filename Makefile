@@ -12,7 +12,7 @@ SOURCES := $(shell find mcphealth caddymodule cmd internal docs -name '*.go' -no
 # In CI, tests with real processes get a second chance; see .ci/again.
 AGAIN := $(if $(CI),$(CURDIR)/.ci/again,)
 
-.PHONY: help run build test yaegi adapt suite e2e page traefik traefik-table traefik-overhead reliability operations soak rules accuracy bench fuzz flake lint vuln clean
+.PHONY: help run build test yaegi adapt suite e2e page traefik traefik-table traefik-overhead reliability operations soak rules accuracy bench scale fuzz flake lint vuln clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -90,8 +90,12 @@ accuracy: build ## the bug cases judged by Caddy, Traefik, HAProxy and us (insta
 	test -x test/e2e/.cache/bin/traefik || go build -C test/traefik/binary -o $(CURDIR)/test/e2e/.cache/bin/traefik github.com/traefik/traefik/v3/cmd/traefik
 	cd bench && go run ./accuracy -v
 
-bench: build bin/mcp-server ## the request path, ours and plain Caddy in one run
-	cd bench && go run . $(BENCHFLAGS)
+bench: build ## what it costs and what it is worth, ours and others in one run; writes docs/benchmarks.md
+	bench/install
+	cd bench && go run . -write ../docs/benchmarks.md $(BENCHFLAGS)
+
+scale: ## many edges, many upstreams: a simulation; draws the curves of docs/scale.md
+	cd bench && go run ./fleet -write ../docs
 
 FUZZTIME := 30s
 # Instrumenting all of Caddy takes minutes: in CI a test with random Caddyfiles does.

@@ -15,6 +15,8 @@ import (
 	"sort"
 	"strings"
 	"time"
+
+	"github.com/mcphealth/mcphealth/bench/report"
 )
 
 var (
@@ -83,27 +85,12 @@ func measure() error {
 		fmt.Fprintf(out, "\n%s\n", machine())
 		fmt.Printf("\n%s: %s", r.name, out)
 		if *write != "" {
-			if err := replaceSection(*write, r.name, out.String()); err != nil {
+			if err := report.ReplaceSection(*write, r.name, out.String()); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
-}
-
-// replaceSection puts text between the marks of a row.
-func replaceSection(file, row, text string) error {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	begin, end := "<!-- bench "+row+" -->\n", "<!-- end -->"
-	before, rest, ok := strings.Cut(string(b), begin)
-	_, after, ended := strings.Cut(rest, end)
-	if !ok || !ended {
-		return fmt.Errorf("%s has no section %q", file, begin+end)
-	}
-	return os.WriteFile(file, []byte(before+begin+"\n"+strings.TrimSpace(text)+"\n\n"+end+after), 0o644)
 }
 
 // machine is the line below each table: how to read and repeat it.
@@ -159,11 +146,4 @@ func (s spread) over(o spread) spread {
 }
 
 // table writes rows of cells as markdown; the first is the head.
-func table(out *bytes.Buffer, rows ...[]string) {
-	for i, cells := range rows {
-		fmt.Fprintf(out, "| %s |\n", strings.Join(cells, " | "))
-		if i == 0 {
-			fmt.Fprintf(out, "|%s\n", strings.Repeat("---|", len(cells)))
-		}
-	}
-}
+func table(out *bytes.Buffer, rows ...[]string) { out.WriteString(report.Table(rows)) }

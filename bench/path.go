@@ -11,6 +11,7 @@ type side struct {
 	name, addr string
 	perSecond  spread
 	p99        spread // ms
+	cpu        spread // of the proxy, µs per request
 	failed     int
 }
 
@@ -44,7 +45,7 @@ const (
 
 // pathRow is the request path: what a call costs through each.
 func pathRow(out *bytes.Buffer) error {
-	head := []string{"answer to a POST of 1 KiB", "no checks, req/s", "native checks, req/s", "ours, req/s", "ours ÷ native", "ours ÷ no checks", "p99, ours ÷ native"}
+	head := []string{"answer to a POST of 1 KiB", "no checks, req/s", "native checks, req/s", "ours, req/s", "ours ÷ native", "ours ÷ no checks", "p99, ours ÷ native", "CPU of the proxy per call: native, ours", "ours ÷ native"}
 	lines := [][]string{head}
 	for _, kind := range []struct{ name, backend string }{
 		{"small JSON", "json"}, {"small JSON, as one event", "sse"}, {"JSON of 1 MiB", "large"},
@@ -56,7 +57,8 @@ func pathRow(out *bytes.Buffer) error {
 		}
 		plain, native, ours := sides[0], sides[1], sides[2]
 		cells := []string{kind.name, plain.perSecond.show("%.0f"), native.perSecond.show("%.0f"), ours.perSecond.show("%.0f"),
-			ours.perSecond.over(native.perSecond).show("%.3f"), ours.perSecond.over(plain.perSecond).show("%.3f"), ours.p99.over(native.p99).show("%.3f")}
+			ours.perSecond.over(native.perSecond).show("%.3f"), ours.perSecond.over(plain.perSecond).show("%.3f"), ours.p99.over(native.p99).show("%.3f"),
+			fmt.Sprintf("%.0f µs, %.0f µs", native.cpu.median(), ours.cpu.median()), ours.cpu.over(native.cpu).show("%.3f")}
 		lines = append(lines, cells)
 		for _, s := range sides {
 			if s.failed > 0 {
@@ -97,10 +99,19 @@ func comparePath(kind string) ([]*side, error) {
 	for i := range *rounds {
 		for j := range sides {
 			s := sides[(i+j)%len(sides)]
+			before, err := c.cpuTime()
+			if err != nil {
+				return nil, err
+			}
 			r, err := load(s.addr, *clients, *each)
 			if err != nil {
 				return nil, err
 			}
+			after, err := c.cpuTime()
+			if err != nil {
+				return nil, err
+			}
+			s.cpu = append(s.cpu, float64((after-before).Microseconds())/max(r.perSecond*each.Seconds(), 1))
 			s.perSecond, s.p99 = append(s.perSecond, r.perSecond), append(s.p99, float64(r.p99)/1e6)
 			s.failed += r.failed
 		}

@@ -41,7 +41,7 @@ func policyRow(out *bytes.Buffer) error {
 		policy, guarded := strings.Replace(name, "/alone/", "/policy/", 1), strings.Replace(name, "/alone/", "/guarded/", 1)
 		alone := ns[name].median()
 		parts := strings.Split(name, "/")
-		lines = append(lines, []string{parts[0] + ", " + parts[2], ns[name].show("%.1f") + " ns",
+		lines = append(lines, []string{strings.ToLower(strings.TrimSuffix(parts[0], "Selection")) + ", " + parts[2], ns[name].show("%.1f") + " ns",
 			fmt.Sprintf("%+.1f ns", ns[policy].median()-alone), fmt.Sprintf("%+.1f ns", ns[guarded].median()-alone),
 			max(allocs[name], allocs[policy], allocs[guarded])})
 	}

@@ -1,0 +1,131 @@
+// Command fleet simulates many edges that check the same upstreams: the real Checker on
+// virtual time, with a network that is a function. It says how often an upstream is
+// asked, how soon its loss is known, and how long edges disagree, and draws the curves
+// of docs/scale.md.
+//
+// Upstreams do not touch each other, so that a few stand for all: the number of edges
+// decides what one upstream sees, and the number of upstreams what one edge does.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mcphealth/mcphealth/bench/report"
+)
+
+var (
+	write = flag.String("write", "", "the folder of scale.md: its sections are replaced, its curves drawn")
+	small = flag.Bool("small", false, "few edges and upstreams, to see that it works")
+)
+
+// setting is how a fleet is configured, and what passes through it.
+type setting struct {
+	name    string
+	traffic bool
+	budget  float64 // probes per second of all edges together; 0: none
+	share   bool
+}
+
+var settings = []setting{
+	{name: "as it comes, no traffic"},
+	{name: "as it comes, traffic", traffic: true},
+	{name: "probe_budget 2/s, no traffic", budget: 2},
+	{name: "probe_budget 2/s, traffic", budget: 2, traffic: true},
+	{name: "share, no traffic", share: true},
+}
+
+// main runs as a test would: only there does Go have virtual time.
+func main() {
+	testing.Init()
+	flag.Parse()
+	testing.Main(regexp.MatchString, []testing.InternalTest{{Name: "fleet", F: simulate}}, nil, nil)
+}
+
+func simulate(t *testing.T) {
+	edges, upstreams := []int{1, 3, 10, 30, 100, 300, 1000}, []int{10, 30, 100, 300, 1000, 3000, 10_000}
+	if *small {
+		edges, upstreams = []int{1, 10, 50}, []int{10, 300}
+	}
+	var seen []observed
+	for _, s := range settings {
+		for _, n := range edges {
+			synctest.Test(t, func(*testing.T) { seen = append(seen, watchFleet(s, n)) })
+		}
+	}
+	var storms []storm
+	for _, n := range upstreams {
+		synctest.Test(t, func(*testing.T) { storms = append(storms, watchStorm(n)) })
+	}
+	if err := show(seen, storms); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
+
+// show prints the tables, and writes them and the curves where they belong.
+func show(seen []observed, storms []storm) error {
+	fleet := [][]string{{"setting", "edges", "probes of one upstream per second", "loss known to half of the edges after", "to all after", "edges disagree for"}}
+	for _, o := range seen {
+		fleet = append(fleet, []string{"`" + o.setting.name + "`", fmt.Sprint(o.edges), fmt.Sprintf("%.2f", o.perSecond), seconds(o.half), seconds(o.all), seconds(o.disagree)})
+		if o.setting.name[0] == 'a' {
+			fleet[len(fleet)-1][0] = o.setting.name
+		}
+	}
+	storm := [][]string{{"upstreams of one edge", "steady, probes/s", "all lost: known after", "all back: known after", "most probes in any second"}}
+	for _, s := range storms {
+		storm = append(storm, []string{fmt.Sprint(s.upstreams), fmt.Sprintf("%.0f", s.steady), seconds(s.down), seconds(s.up), fmt.Sprint(s.most)})
+	}
+	fmt.Printf("\n%s\n%s\n", report.Table(fleet), report.Table(storm))
+	if *write == "" {
+		return nil
+	}
+	page := filepath.Join(*write, "scale.md")
+	if err := report.ReplaceSection(page, "fleet", report.Table(fleet)); err != nil {
+		return err
+	}
+	if err := report.ReplaceSection(page, "storm", report.Table(storm)); err != nil {
+		return err
+	}
+	for name, c := range curves(seen, storms) {
+		if err := os.WriteFile(filepath.Join(*write, "scale-"+name+".svg"), []byte(c.svg()), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// curves are the drawings, by the end of their file's name.
+func curves(seen []observed, storms []storm) map[string]chart {
+	of := func(title, y string, logY bool, value func(observed) float64) chart {
+		c := chart{title: title, x: "edges", y: y, logY: logY}
+		for _, s := range settings {
+			l := line{name: s.name}
+			for _, o := range seen {
+				if o.setting.name == s.name {
+					l.points = append(l.points, point{float64(o.edges), value(o)})
+				}
+			}
+			c.lines = append(c.lines, l)
+		}
+		return c
+	}
+	lost, back := line{name: "all lost: known after"}, line{name: "all back: known after"}
+	for _, s := range storms {
+		lost.points = append(lost.points, point{float64(s.upstreams), s.down.Seconds()})
+		back.points = append(back.points, point{float64(s.upstreams), s.up.Seconds()})
+	}
+	return map[string]chart{
+		"probes":   of("How often one upstream is asked", "probes per second", true, func(o observed) float64 { return o.perSecond }),
+		"loss":     of("When all edges know that it is lost", "seconds", false, func(o observed) float64 { return o.all.Seconds() }),
+		"disagree": of("How long edges disagree", "seconds", false, func(o observed) float64 { return o.disagree.Seconds() }),
+		"storm":    {title: "All upstreams of one edge at once", x: "upstreams", y: "seconds", lines: []line{lost, back}},
+	}
+}
