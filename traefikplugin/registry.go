@@ -37,8 +37,9 @@ type server struct {
 // registry holds all servers. It lives as long as the interpreter, and so over
 // Traefik's reloads.
 var registry struct {
-	mu      sync.Mutex
-	servers map[string]*server
+	mu        sync.Mutex
+	servers   map[string]*server
+	scheduler *mcphealth.Scheduler // of all of them
 }
 
 // acquire finds or makes the server that is probed at url as set says. Each call
@@ -51,6 +52,7 @@ func acquire(set *settings, url string) (*server, error) {
 	defer registry.mu.Unlock()
 	if registry.servers == nil {
 		registry.servers = map[string]*server{}
+		registry.scheduler = mcphealth.NewScheduler(mcphealth.Limits{})
 	}
 	if s := registry.servers[key]; s != nil {
 		s.refs++
@@ -126,6 +128,7 @@ func newChecker(t mcphealth.Target, sched mcphealth.Schedule, s *server) (*mcphe
 	if err != nil {
 		return nil, err
 	}
+	sched.Scheduler = registry.scheduler
 	return mcphealth.NewChecker(p, sched)
 }
 
