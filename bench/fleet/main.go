@@ -22,7 +22,8 @@ import (
 
 var (
 	write = flag.String("write", "", "the folder of scale.md: its sections are replaced, its curves drawn")
-	small = flag.Bool("small", false, "few edges and upstreams, to see that it works")
+	most  = flag.Int("edges", 1000, "the most edges")
+	wide  = flag.Int("upstreams", 10_000, "the most upstreams of one edge")
 )
 
 // setting is how a fleet is configured, and what passes through it.
@@ -49,10 +50,7 @@ func main() {
 }
 
 func simulate(t *testing.T) {
-	edges, upstreams := []int{1, 3, 10, 30, 100, 300, 1000}, []int{10, 30, 100, 300, 1000, 3000, 10_000}
-	if *small {
-		edges, upstreams = []int{1, 10, 50}, []int{10, 300}
-	}
+	edges, upstreams := steps(1, *most), steps(10, *wide)
 	var seen []observed
 	for _, s := range settings {
 		for _, n := range edges {
@@ -66,6 +64,16 @@ func simulate(t *testing.T) {
 	if err := show(seen, storms); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// steps are 1 and 3 times the powers of ten from least to most.
+func steps(least, most int) (all []int) {
+	for n := least; n <= most; n *= 10 {
+		if all = append(all, n); 3*n <= most {
+			all = append(all, 3*n)
+		}
+	}
+	return all
 }
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
