@@ -120,6 +120,13 @@ func (s *serving) settle(fs *flag.FlagSet) error {
 	if err := checkListen(s.listen); err != nil {
 		return fmt.Errorf("--listen %w", err)
 	}
+	if _, err := s.tls.transport(); err != nil {
+		return err
+	}
+	return s.settleTargets()
+}
+
+func (s *serving) settleTargets() error {
 	if len(s.named) == 0 {
 		return errors.New("want --target NAME=URL, or --config FILE")
 	}
@@ -142,9 +149,6 @@ func (s *serving) settle(fs *flag.FlagSet) error {
 		}
 		seen[name] = true
 		s.targets = append(s.targets, t)
-	}
-	if _, err := s.tls.transport(); err != nil {
-		return err
 	}
 	return nil
 }
@@ -171,6 +175,11 @@ func (s *serving) run(log *slog.Logger, stderr io.Writer) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), signals...)
 	defer stop()
+	// Go ends a program that writes to a stderr which nobody reads any more, as where a
+	// log collector has died. Caught, and not ignored, for commands would inherit that.
+	unread := make(chan os.Signal, 1)
+	signal.Notify(unread, syscall.SIGPIPE)
+	defer signal.Stop(unread)
 	ln, err := net.Listen("tcp", s.listen)
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)

@@ -226,7 +226,8 @@ func TestServeHangup(t *testing.T) {
 	for range 500 {
 		if resp, err := http.Get("http://" + addr + "/livez"); err == nil {
 			_ = resp.Body.Close()
-			_ = syscall.Kill(os.Getpid(), syscall.SIGHUP)
+			self, _ := os.FindProcess(os.Getpid())
+			_ = self.Signal(syscall.SIGHUP)
 			break
 		}
 		time.Sleep(10 * time.Millisecond)

@@ -175,6 +175,33 @@ func TestHostileCallers(t *testing.T) {
 	}
 }
 
+// It goes on when nobody reads its log any more.
+func TestServeUnread(t *testing.T) {
+	t.Parallel()
+	addr, bin := fmt.Sprintf("127.0.0.1:%d", e2e.FreePort(t)), mcphealth(t)
+	cmd := exec.Command(bin, "serve", "--listen", addr, "--target", "gone=http://127.0.0.1:1/mcp")
+	log, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	if line, _ := bufio.NewReader(log).ReadString('\n'); !strings.Contains(line, "msg=listening") {
+		t.Fatalf("%q", line)
+	}
+	log.Close()
+	for path, want := range map[string]int{"/health/gone": 503, "/livez": 200} { // the first is worth a line
+		if status, err := getOnce(addr, path); status != want {
+			t.Errorf("%s: %d %v, want %d", path, status, err, want)
+		}
+	}
+	if status, err := getOnce(addr, "/livez"); status != 200 {
+		t.Errorf("after that: %d %v", status, err)
+	}
+}
+
 // SIGTERM in the middle of a probe: callers are answered, sessions and commands end,
 // and so does it, soon and with exit status 0.
 func TestServeStops(t *testing.T) {
