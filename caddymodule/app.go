@@ -15,6 +15,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -157,6 +158,12 @@ func (a *App) adopt(g *group) {
 	a.groups = append(a.groups, g)
 }
 
+func (a *App) allGroups() []*group {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.groups)
+}
+
 // Start begins to check. All handlers are provisioned by now.
 func (a *App) Start() error {
 	apps.add(a)
@@ -290,12 +297,22 @@ func logChange(log *zap.Logger, e *entry, c mcphealth.Change) {
 
 func isUp(s mcphealth.State) bool { return s == mcphealth.Up || s == mcphealth.UpDegraded }
 
+// pathOf is what is shown of a URL: its path.
 func pathOf(rawURL string) string {
 	u, err := url.Parse(rawURL)
 	if err != nil {
 		return ""
 	}
-	return u.RequestURI()
+	return shownPath(u.RequestURI())
+}
+
+// shownPath leaves out the query, which may hold a key.
+func shownPath(path string) string {
+	before, _, cut := strings.Cut(path, "?")
+	if cut {
+		return before + "?…"
+	}
+	return before
 }
 
 // apps are those started and not stopped, oldest first: during a reload there

@@ -95,7 +95,8 @@ type Check struct {
 
 	// An upstream of whose JSON-RPC answers more than this share (0.5 is half), and
 	// at least 10 within an interval, report an internal error or a failed tool call
-	// is second choice for two intervals, if another one answers well: where all fail
+	// is second choice for two intervals, and for two more each time that it fails again
+	// soon, up to twenty; if another one answers well, that is: where all fail
 	// alike, it is what they are asked. At most one in ten is second choice for that,
 	// and at least one may be. Needs the mcp_guard handler. 0 is never. Default: 0.5
 	ErrorRate *float64 `json:"error_rate,omitempty"`

@@ -231,13 +231,13 @@ func (g *group) start() {
 func (g *group) endpointPath() string {
 	di, err := dialInfo("localhost:80")
 	if err != nil {
-		return g.check.Path
+		return shownPath(g.check.Path)
 	}
 	u, _, _, err := g.way.Load().url(di, g.check.Path)
 	if err != nil {
-		return g.check.Path
+		return shownPath(g.check.Path)
 	}
-	return u.RequestURI()
+	return shownPath(u.RequestURI())
 }
 
 // speaksHTTP1 reports whether no upstream of the group has spoken HTTP/2 so far.

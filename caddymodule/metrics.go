@@ -38,6 +38,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 // that reached none.
 var (
 	descUp          = desc("upstream_up", "Whether the upstream may get requests: 1 if it is up or degraded, 0 if it is down or not known yet.", "upstream", "path")
+	descPeers       = desc("upstream_peers_up", "How many upstreams of the same reverse_proxy may get requests, the upstream itself among them; the fewest, where it is in several.", "upstream", "path")
 	descState       = desc("upstream_state", "1 for the state that the upstream is in.", "upstream", "path", "state")
 	descSince       = desc("upstream_since_timestamp_seconds", "Since when the upstream is in its state, in Unix time, and the reason for it.", "upstream", "path", "state", "reason")
 	descInfo        = desc("upstream_info", "What the upstream's MCP server says of itself.", "upstream", "path", "era", "protocol", "server", "version")
@@ -69,7 +70,7 @@ func registerMetrics(ctx caddy.Context) error {
 
 // Describe names the metrics.
 func (collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descUp, descState, descSince, descInfo, descWarning, descProbes, descDuration, descLast,
+	for _, d := range []*prometheus.Desc{descUp, descPeers, descState, descSince, descInfo, descWarning, descProbes, descDuration, descLast,
 		descNext, descInterval, descTransitions, descRequests, descHeld, descBurn} {
 		ch <- d
 	}
@@ -91,23 +92,34 @@ func (collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(descHeld, float64(heldNow.Load()))
 	heldFor.Collect(ch)
-	for _, a := range ledger.nobodies() {
-		requests(a.accountKey, a.requests.now())
-	}
 	told := map[*endpoint]bool{}
-	for a, u := range inUseByAccount() {
-		if !told[a.endpoint] {
-			told[a.endpoint] = true
-			for _, w := range a.endpoint.status().Availability {
-				if w.BurnRate != nil {
-					gauge(descBurn, *w.BurnRate, a.path, w.Window)
-				}
+	burn := func(ep *endpoint) {
+		if told[ep] {
+			return
+		}
+		told[ep] = true
+		for _, w := range ep.status().Availability {
+			if w.BurnRate != nil {
+				gauge(descBurn, *w.BurnRate, ep.path, w.Window)
 			}
 		}
+	}
+	for _, a := range ledger.nobodies() {
+		requests(a.accountKey, a.requests.now())
+		if a.endpoint.asked() { // also when its last upstream has gone
+			burn(a.endpoint)
+		}
+	}
+	peers := peersUp()
+	for a, u := range inUseByAccount() {
+		burn(a.endpoint)
 		labels := []string{a.upstream, a.path}
 		with := func(more ...string) []string { return slices.Concat(labels, more) }
 		up := u.State == mcphealth.Up || u.State == mcphealth.UpDegraded
 		gauge(descUp, oneIf(up), labels...)
+		if n, ok := peers[a]; ok {
+			gauge(descPeers, float64(n), labels...)
+		}
 		for _, s := range states {
 			gauge(descState, oneIf(s == u.State), with(string(s))...)
 		}
@@ -147,6 +159,31 @@ func inUseByAccount() map[*account]upstreamDetail {
 			continue
 		}
 		all[e.account] = u
+	}
+	return all
+}
+
+// peersUp counts for each upstream how many of its reverse proxy may get requests:
+// several may serve different servers under one path, and one that is dead must not
+// hide behind another. Those whose address depends on the request are always tried.
+func peersUp() map[*account]int {
+	all := map[*account]int{}
+	app := apps.current()
+	if app == nil {
+		return all
+	}
+	for _, g := range app.allGroups() {
+		entries, up := g.entries()
+		for _, e := range entries {
+			if isUp(e.checker.Snapshot().State) {
+				up++
+			}
+		}
+		for _, e := range entries {
+			if n, ok := all[e.account]; !ok || up < n {
+				all[e.account] = up
+			}
+		}
 	}
 	return all
 }

@@ -256,6 +256,56 @@ func TestOneSeriesForEachUpstream(t *testing.T) {
 	require.EqualValues(t, 0, scrape(t)[`upstream_up{path="/mcp",upstream="`+a.addr+`"}`])
 }
 
+// Several reverse proxies may have different servers under one path: each says whether
+// it has an upstream left.
+func TestPeersUp(t *testing.T) {
+	a, b, c := newServer(t, "a"), newServer(t, "b"), newServer(t, "c")
+	newEdge(t, "", "mcp_proxy /a* "+a.addr+"\nmcp_proxy /b* "+b.addr+" "+c.addr)
+	for _, s := range []*server{a, b, c} {
+		waitState(t, s.addr, mcphealth.Up)
+	}
+	a.kill()
+	b.kill()
+	waitState(t, a.addr, mcphealth.Down)
+	waitState(t, b.addr, mcphealth.Down)
+	got := scrape(t)
+	for addr, want := range map[string]float64{a.addr: 0, b.addr: 1, c.addr: 1} {
+		n, ok := got[`upstream_peers_up{path="/mcp",upstream="`+addr+`"}`]
+		require.True(t, ok, "no series for %s", addr)
+		require.Equal(t, want, n, addr)
+	}
+}
+
+// An endpoint whose source gives no upstream any more fails its clients all the same:
+// its budget burns where everybody looks.
+func TestEndpointWithoutUpstreams(t *testing.T) {
+	list()
+	e := newEdge(t, "", `mcp_status /status
+	mcp_guard {
+		hold 0
+	}
+	reverse_proxy {
+		dynamic test
+		lb_policy mcp_health
+	}`)
+	require.Empty(t, endpoints(), "nobody has asked")
+	require.Equal(t, http.StatusServiceUnavailable, e.call("1").status)
+	eventually(t, func() bool { return len(endpoints()) == 1 }, "it is not there")
+	eps := endpoints()
+	require.EqualValues(t, 1, eps[0].Requests.Unavailable)
+	require.Equal(t, mcphealth.StateUnknown, eps[0].State)
+	require.NotNil(t, eps[0].Upstreams)
+	require.Greater(t, *eps[0].Availability[0].BurnRate, 14.4)
+	require.Equal(t, *eps[0].Availability[0].BurnRate, scrape(t)[`burn_rate{path="/mcp",window="5m"}`])
+	var doc statusDocument
+	require.NoError(t, json.Unmarshal([]byte(e.do(http.MethodGet, "/status", "", "Accept", "application/json").body), &doc))
+	require.Len(t, doc.Pools, 1)
+	require.Equal(t, "No upstream can be checked", doc.Headline)
+	require.Contains(t, e.do(http.MethodGet, "/status", "", "Accept", "text/html").body, "Its source names no upstream")
+	require.Len(t, doc.Endpoints, 1)
+	require.EqualValues(t, 1, doc.Endpoints[0].Requests.Unavailable)
+}
+
 // A server that calls itself something else in each answer gets no new series each
 // time, and none that Prometheus could not read.
 func TestNamesOfServersAreBounded(t *testing.T) {

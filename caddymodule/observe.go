@@ -162,8 +162,8 @@ type probeSample struct {
 	Reason  mcphealth.Reason  `json:"reason"`
 }
 
-// endpoints are all paths that upstreams in use serve, ordered by path, and their
-// upstreams by address.
+// endpoints are all paths that upstreams in use serve, or that clients ask for in vain
+// while there is none, ordered by path, and their upstreams by address.
 func endpoints() []endpointStatus {
 	all := []endpointStatus{}
 	at := map[*endpoint]int{}
@@ -180,6 +180,13 @@ func endpoints() []endpointStatus {
 		}
 		all[i].Upstreams = append(all[i].Upstreams, u)
 		all[i].State = better(all[i].State, u.State)
+	}
+	for _, a := range ledger.nobodies() {
+		if _, ok := at[a.endpoint]; !ok && a.endpoint.asked() {
+			s := a.endpoint.status()
+			s.State, s.Upstreams = mcphealth.StateUnknown, []upstreamDetail{}
+			all = append(all, s)
+		}
 	}
 	slices.SortFunc(all, func(a, b endpointStatus) int { return cmp.Compare(a.Path, b.Path) })
 	return all
@@ -581,6 +588,9 @@ func (ep *endpoint) pass(now time.Time) {
 		ep.probes.Total += seconds
 	}
 }
+
+// asked reports whether clients have asked for it.
+func (ep *endpoint) asked() bool { return ep.requests.now() != requestCounts{} || ep.held.Load() > 0 }
 
 // totals are those of now. The caller holds ep.mu.
 func (ep *endpoint) totals() mcphealth.Totals {

@@ -68,6 +68,15 @@ func TestStatusEscapes(t *testing.T) {
 		require.NotContains(t, body, "<script>alert", accept)
 		require.NotContains(t, body, "hidden-in", "a secret in %s", accept)
 	}
+	for _, path := range []string{"/mcp_health/upstreams", "/mcp_health/upstreams/" + endpoints()[0].Upstreams[0].ID, "/mcp_health/endpoints"} {
+		_, body := admin(t, http.MethodGet, path)
+		require.Contains(t, body, "/mcp?…")
+		require.NotContains(t, body, "hidden-in", "a secret in %s", path)
+	}
+	require.EqualValues(t, 1, scrape(t)[`upstream_up{path="/mcp?…",upstream="`+a.addr+`"}`])
+	for series := range scrape(t) {
+		require.NotContains(t, series, "hidden-in", "a secret in the metrics")
+	}
 	frame := listen(t, e, "/status").next(t, "render")
 	require.NotContains(t, frame, "<script>")
 	require.NotContains(t, frame, "hidden-in")
@@ -389,12 +398,13 @@ func TestHeadline(t *testing.T) {
 		{"su", "1 of 2 upstreams is degraded", mcphealth.UpDegraded, 0},
 		{"s", "The upstream is degraded", mcphealth.UpDegraded, 0},
 		{"u??", "2 of 3 upstreams are not known yet", mcphealth.StateUnknown, 1},
+		{"u -", "1 has no upstream that is known", mcphealth.StateUnknown, -1}, // - is none
 		{"uo", "1 of 2 upstreams is not probed any more", mcphealth.StateUnknown, 1},
 	}
 	for _, tt := range tests {
 		d := &statusDocument{}
 		for i, states := range strings.Fields(tt.pools) {
-			d.Pools = append(d.Pools, poolOf(fmt.Sprint(i), states))
+			d.Pools = append(d.Pools, poolOf(fmt.Sprint(i), strings.Trim(states, "-")))
 		}
 		d.conclude()
 		since := int64(-1)

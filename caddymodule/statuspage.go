@@ -85,6 +85,7 @@ type (
 	// overviewPiece is the band on top.
 	overviewPiece struct {
 		State    mcphealth.State
+		None     bool // no pools
 		Headline string
 		Since    *time.Time
 		Counts   statusCounts
@@ -142,7 +143,7 @@ func (r rowPiece) Line() string {
 
 func (d *statusDocument) layout() *layout {
 	l := &layout{doc: d, pieces: make(map[string]piece, d.Counts.Total+len(d.Pools)+4), order: map[string][]string{}}
-	l.add("top", "overview", overviewPiece{d.State, d.Headline, d.Since, d.Counts})
+	l.add("top", "overview", overviewPiece{d.State, len(d.Pools) == 0, d.Headline, d.Since, d.Counts})
 	calm, left := 0, maxRows
 	for _, p := range d.Pools {
 		if p.calm() {

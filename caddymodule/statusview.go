@@ -109,19 +109,19 @@ func (a *App) statusDocument(now time.Time, public bool) *statusDocument {
 			details[u.ID] = u
 		}
 	}
-	a.mu.Lock()
-	groups := slices.Clone(a.groups)
-	a.mu.Unlock()
 	paths, seen := map[string]bool{}, map[string]bool{}
-	for _, g := range groups {
+	for _, g := range a.allGroups() {
+		if a := g.nobody.Load(); a != nil {
+			paths[a.path] = true // upstreams may have gone
+		}
 		entries, unchecked := g.entries()
 		key := entriesKey(entries)
-		if len(entries)+unchecked == 0 || seen[key] {
+		if len(entries)+unchecked == 0 && !g.sourced.Load() || seen[key] {
 			continue // a policy and a source may ask the same of the same upstreams
 		}
 		seen[key] = len(entries) > 0
 		for _, e := range entries {
-			paths[e.path] = true
+			paths[e.account.path] = true
 		}
 		d.addPool(g.check.Path, entries, unchecked, details)
 	}
@@ -165,7 +165,6 @@ func entriesKey(all []*entry) string {
 }
 
 func (d *statusDocument) addEndpoint(e endpointStatus) {
-	e.Path = shownPath(e.Path)
 	d.Endpoints = append(d.Endpoints, statusEndpoint{endpointStatus: e})
 }
 
@@ -177,7 +176,6 @@ func (d *statusDocument) addPool(path string, entries []*entry, unchecked int, d
 			continue // it has gone meanwhile
 		}
 		u := statusUpstream{upstreamDetail: detail}
-		u.Path = shownPath(u.Path)
 		if d.public {
 			u.hide(i + 1)
 		}
@@ -192,15 +190,6 @@ func (d *statusDocument) addPool(path string, entries []*entry, unchecked int, d
 	p.State = p.Counts.state()
 	p.Since = p.since()
 	d.Pools = append(d.Pools, p)
-}
-
-// shownPath leaves out the query, which may hold a key.
-func shownPath(path string) string {
-	before, _, cut := strings.Cut(path, "?")
-	if cut {
-		return before + "?…"
-	}
-	return before
 }
 
 // hide takes out what names the upstream, and every free text, for an address may
@@ -410,6 +399,8 @@ func (d *statusDocument) headline(down int) string {
 		return c.of(c.Unknown, "not known yet")
 	case c.Total == 0:
 		return "No upstream can be checked"
+	case d.State == mcphealth.StateUnknown:
+		return d.Pools[0].Path + " has no upstream that is known"
 	case c.Total == 1:
 		return "The upstream is up"
 	}

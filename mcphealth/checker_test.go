@@ -823,6 +823,54 @@ func TestErrorRate(t *testing.T) {
 	}
 }
 
+// An upstream that fails its calls each time that it is tried again is tried more and
+// more rarely; one that has done well meanwhile begins anew.
+func TestErrorRateRelapses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const interval = 10 * time.Second
+		b := &bubble{mode: "modern"}
+		all := NewPeers()
+		c, peer := b.checker(t, Schedule{ErrorRate: 0.5, Interval: interval}), b.checker(t, Schedule{ErrorRate: 0.5, Interval: interval})
+		defer all.Join(c)()
+		defer all.Join(peer)()
+		out := time.Duration(0)
+		run := func(d time.Duration, erred bool) (times int, longest time.Duration) {
+			for range int(d / time.Second) {
+				time.Sleep(time.Second)
+				for range 20 {
+					peer.Sent()
+					peer.Answered("")
+					peer.Served(false)
+				}
+				if c.Snapshot().State != Up {
+					out += time.Second
+					longest = max(longest, out)
+					continue
+				}
+				out = 0
+				for range 20 {
+					c.Sent()
+					c.Answered("")
+					c.Served(erred)
+				}
+				synctest.Wait()
+				if c.Snapshot().State != Up {
+					times++
+				}
+			}
+			return times, longest
+		}
+		times, longest := run(30*time.Minute, true)
+		if hold := errorHold * interval; times < 10 || times > 20 || longest < (maxRelapses-1)*hold || longest > (maxRelapses+1)*hold {
+			t.Errorf("ejected %d times within half an hour, for %v at most; want 10 to 20 times, for about %v", times, longest, maxRelapses*hold)
+		}
+		run(time.Hour, false)
+		if _, longest := run(errorHold*interval+10*time.Second, true); longest > (errorHold+1)*interval {
+			t.Errorf("after a good hour it is out for %v, want about %v", longest, errorHold*interval)
+		}
+	})
+}
+
 // Review of issue 2, B1: an endpoint that says "not found" to everybody, in
 // JSON-RPC, is dead under load as well: traffic outranks a probe that got no
 // answer, and none that got a definite one.

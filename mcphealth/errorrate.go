@@ -16,6 +16,9 @@ const (
 	// errorHold is for how many intervals a burst counts. A degraded upstream gets
 	// no traffic by which it could prove itself, so it is tried again after that.
 	errorHold = 2
+	// maxRelapses is how many times as long a burst counts at most, if each tries again
+	// what failed before: 10, as Envoy's max_ejection_time is to its base_ejection_time.
+	maxRelapses = 10
 	// maxEjected is how many of 100 peers may be second choice for their errors at
 	// once, and at least one: Envoy's default for outlier detection
 	// (max_ejection_percent, 10 %).
@@ -30,6 +33,7 @@ type errorRate struct {
 	good, bad atomic.Int64 // answers in it
 	burst     atomic.Int64 // a burst was seen that can be acted on until then
 	until     atomic.Int64 // it makes the upstream second choice until then
+	relapses  int64        // bursts in a row, that one included; guarded by Checker.mu
 }
 
 // add counts an answer that reports a failure, and reports whether a burst begins:
@@ -46,6 +50,19 @@ func (e *errorRate) add(now int64, window time.Duration, share float64) bool {
 	}
 	before := e.burst.Load()
 	return now >= before && e.burst.CompareAndSwap(before, now+int64(window))
+}
+
+// eject makes the upstream second choice for hold, and for longer each time that it
+// fails again before it did well for as long as it had been out: else it would fail
+// its clients' calls, ten at a time, for as long as it is broken.
+func (e *errorRate) eject(now, hold int64) {
+	if now-e.until.Load() > e.relapses*hold {
+		e.relapses = 0
+	}
+	if e.relapses < maxRelapses {
+		e.relapses++
+	}
+	e.until.Store(now + e.relapses*hold)
 }
 
 // Served notes what the JSON-RPC answer to a request said in the end, besides that
@@ -74,7 +91,7 @@ func (c *Checker) outlier() bool {
 	}
 	for i := 0; i < len(c.peers); i++ {
 		if c.peers[i].eject(c) {
-			c.rate.until.Store(now + errorHold*int64(c.sched.Interval))
+			c.rate.eject(now, errorHold*int64(c.sched.Interval))
 			return true
 		}
 	}
