@@ -32,12 +32,19 @@ const (
 // stands in the id that clients get (mcphealth.SessionKey); what chooses a server in
 // Traefik's balancer is the service's sticky cookie, which is put into the request.
 type sticky struct {
-	k      *keeper
-	route  *route
+	k     *keeper
+	route *route
+	names *roll
+	turn  atomic.Int32
+}
+
+// roll is how the servers of a route are called where sessions are concerned. It points
+// to nothing that leads back to a ticket, which Yaegi could not bear.
+type roll struct {
+	key    *sessionKey
 	cookie string            // its name
 	owner  []mcphealth.Owner // by the index of route.b.names
 	value  []string          // the cookie's, by the same
-	turn   atomic.Int32
 }
 
 // ticket is what a request says of the session that it belongs to.
@@ -47,6 +54,7 @@ type ticket struct {
 	owner  mcphealth.Owner
 	pinned bool   // the owner is known, and nobody else is asked
 	chosen string // the cookie by which we chose a server; "" = Traefik chose
+	by     *roll  // of who sent it on last: what is held may be in the next configuration
 }
 
 // errSticky is why sticky cannot be: whoever configured it must know, for sessions
@@ -62,11 +70,12 @@ func (k *keeper) stick(r *route) error {
 		return errSticky(where(k.group.key), "the service has no sticky cookie, by which Traefik could be told whom to choose",
 			"set loadBalancer.sticky.cookie on it, with a strategy that knows it (wrr, p2c, leasttime)")
 	}
-	s := &sticky{k: k, route: r, cookie: name}
+	names := &roll{key: k.set.key, cookie: name}
 	for i := 0; i < len(r.b.names); i++ {
-		s.owner = append(s.owner, k.set.key.Owner(r.b.names[i]))
-		s.value = append(s.value, cookieOf(r.b.names[i]))
+		names.owner = append(names.owner, k.set.key.Owner(r.b.names[i]))
+		names.value = append(names.value, cookieOf(r.b.names[i]))
 	}
+	s := &sticky{k: k, route: r, names: names}
 	k.entry = http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
 		// At once, for each interpreted call costs: what belongs to no session goes
 		// where Traefik sends it, while it may go anywhere.
@@ -124,7 +133,7 @@ func (s *sticky) serve(rw http.ResponseWriter, req *http.Request) {
 	if t.pinned {
 		req.Header[sessionField] = []string{t.id}
 	}
-	var w http.ResponseWriter = &stamp{rw: rw, s: s, t: t}
+	var w http.ResponseWriter = &stamp{rw: rw, t: t}
 	s.send(w, req, pass)
 }
 
@@ -153,6 +162,7 @@ func (s *sticky) read(req *http.Request) *ticket {
 // is away it waits for it, then refuses; when that is over, the session is lost.
 func (s *sticky) send(rw http.ResponseWriter, req *http.Request, pass *passage) {
 	t := pass.ticket
+	t.by = s.names
 	switch {
 	case t.given == "":
 		s.anywhere(rw, req, t)
@@ -162,7 +172,7 @@ func (s *sticky) send(rw http.ResponseWriter, req *http.Request, pass *passage) 
 		return
 	}
 	if i := s.index(t.owner); i >= 0 && s.route.standing().up[i] {
-		s.to(rw, req, t, s.value[i])
+		s.to(rw, req, t, s.names.value[i])
 		return
 	}
 	k := s.k
@@ -176,7 +186,7 @@ func (s *sticky) way(pass *passage) http.Handler {
 	pass.owner = nil
 	if i >= 0 {
 		if s.route.standing().up[i] {
-			value := s.value[i]
+			value := s.names.value[i]
 			return http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) { s.to(rw, req, pass.ticket, value) })
 		}
 		pass.owner = s.route.server[i]
@@ -194,8 +204,9 @@ func (s *sticky) way(pass *passage) http.Handler {
 
 // index is the owner's position among the servers; -1: there is no such server.
 func (s *sticky) index(o mcphealth.Owner) int {
-	for i := 0; i < len(s.owner); i++ {
-		if s.owner[i] == o && s.route.server[i] != nil {
+	owner := s.names.owner
+	for i := 0; i < len(owner); i++ {
+		if owner[i] == o && s.route.server[i] != nil {
 			if absent := s.k.group.missing; absent.n.Load() > 0 {
 				absent.found(o)
 			}
@@ -208,10 +219,11 @@ func (s *sticky) index(o mcphealth.Owner) int {
 // to has the balancer choose the server of that cookie. The request's header is ours.
 func (s *sticky) to(rw http.ResponseWriter, req *http.Request, t *ticket, value string) {
 	t.chosen = value
+	t.by = s.names
 	if len(req.Header["Cookie"]) == 0 {
-		req.Header["Cookie"] = []string{s.cookie + "=" + value}
+		req.Header["Cookie"] = []string{s.names.cookie + "=" + value}
 	} else {
-		setCookie(req.Header, s.cookie, value)
+		setCookie(req.Header, s.names.cookie, value)
 	}
 	s.route.b.handler.ServeHTTP(rw, req)
 }
@@ -222,14 +234,14 @@ func (s *sticky) to(rw http.ResponseWriter, req *http.Request, t *ticket, value 
 func (s *sticky) anywhere(rw http.ResponseWriter, req *http.Request, t *ticket) {
 	value := ""
 	if prefer := s.route.standing().prefer; len(prefer) > 0 {
-		value = s.value[prefer[int(s.turn.Add(1)&0xffff)%len(prefer)]]
+		value = s.names.value[prefer[int(s.turn.Add(1)&0xffff)%len(prefer)]]
 	}
 	if value != "" || len(req.Header["Cookie"]) > 0 {
 		if t == nil {
 			req = req.WithContext(req.Context())
 			req.Header = req.Header.Clone()
 		}
-		setCookie(req.Header, s.cookie, value)
+		setCookie(req.Header, s.names.cookie, value)
 	}
 	if t != nil {
 		t.chosen = value
@@ -245,7 +257,9 @@ func setCookie(h http.Header, name, value string) {
 	for i := 0; i < len(lines); i++ {
 		all := strings.Split(lines[i], ";")
 		for j := 0; j < len(all); j++ {
-			if c := strings.TrimSpace(all[j]); c != "" && !strings.HasPrefix(c, name+"=") {
+			c := strings.TrimSpace(all[j])
+			called, _, _ := strings.Cut(c, "=") // the name ends as net/http has it end
+			if c != "" && strings.TrimSpace(called) != name {
 				keep = append(keep, c)
 			}
 		}
@@ -266,7 +280,6 @@ func setCookie(h http.Header, name, value string) {
 // call is spared where that is easy: in Yaegi each costs 3 µs.
 type stamp struct {
 	rw      http.ResponseWriter
-	s       *sticky
 	t       *ticket
 	written bool
 	live    bool // each piece goes on at once
@@ -287,7 +300,7 @@ func (w *stamp) WriteHeader(status int) {
 	h := w.rw.Header()
 	from := ""
 	if len(h["Set-Cookie"]) > 0 {
-		from = w.s.takeCookie(h)
+		from = w.t.by.takeCookie(h)
 	}
 	if from == "" {
 		from = w.t.chosen
@@ -297,7 +310,7 @@ func (w *stamp) WriteHeader(status int) {
 		return
 	}
 	if len(h[sessionField]) > 0 {
-		w.s.mark(h, w.t, from)
+		w.t.by.mark(h, w.t, from)
 	}
 	w.live = len(h["Content-Length"]) == 0
 	w.rw.WriteHeader(status)
@@ -333,14 +346,14 @@ func (w *stamp) flush() { _ = http.NewResponseController(w.rw).Flush() }
 
 // takeCookie takes back the cookie by which Traefik says whom it chose, and returns
 // its value: clients have the session's id for that.
-func (s *sticky) takeCookie(h http.Header) string {
+func (r *roll) takeCookie(h http.Header) string {
 	chosen := ""
 	var keep []string
 	all := h["Set-Cookie"]
 	for i := 0; i < len(all); i++ {
 		pair, _, _ := strings.Cut(all[i], ";")
 		name, value, _ := strings.Cut(pair, "=")
-		if name == s.cookie && s.position(value) >= 0 {
+		if name == r.cookie && r.position(value) >= 0 {
 			chosen = value
 		} else {
 			keep = append(keep, all[i])
@@ -357,9 +370,9 @@ func (s *sticky) takeCookie(h http.Header) string {
 	return chosen
 }
 
-func (s *sticky) position(value string) int {
-	for i := 0; i < len(s.value); i++ {
-		if s.value[i] == value {
+func (r *roll) position(value string) int {
+	for i := 0; i < len(r.value); i++ {
+		if r.value[i] == value {
 			return i
 		}
 	}
@@ -368,7 +381,7 @@ func (s *sticky) position(value string) int {
 
 // mark writes the owner into the id that an answer gives out. Who has an id gets back
 // what it sent: clients take any other one for a foreign session.
-func (s *sticky) mark(h http.Header, t *ticket, from string) {
+func (r *roll) mark(h http.Header, t *ticket, from string) {
 	values := h[sessionField]
 	if len(values) != 1 || values[0] == "" {
 		return
@@ -377,8 +390,8 @@ func (s *sticky) mark(h http.Header, t *ticket, from string) {
 		h[sessionField] = []string{t.given}
 		return
 	}
-	if i := s.position(from); i >= 0 {
-		h[sessionField] = []string{s.k.set.key.Tag(values[0], s.owner[i])}
+	if i := r.position(from); i >= 0 {
+		h[sessionField] = []string{r.key.Tag(values[0], r.owner[i])}
 	}
 }
 
@@ -387,8 +400,8 @@ func (s *sticky) mark(h http.Header, t *ticket, from string) {
 func (s *sticky) lost(i int, o mcphealth.Owner) bool {
 	up := s.route.standing().up
 	others := false
-	for j := 0; j < len(up); j++ {
-		others = others || up[j] && j != i
+	for j := 0; j < len(up); j++ { // one that ends opens none
+		others = others || up[j] && j != i && !s.route.b.fenced[s.route.b.names[j]]
 	}
 	var since time.Time
 	if i < 0 {

@@ -113,7 +113,8 @@ func TestStickySessions(t *testing.T) {
 	for range 10 {
 		id, owner := openSession(t, h)
 		owners[owner] = true
-		for _, more := range [][]string{nil, {"Cookie", "x=y; stick=" + cookieOf(a.URL) + "; z=1"}, {"Cookie", "stick=" + cookieOf(b.URL)}} {
+		for _, more := range [][]string{nil, {"Cookie", "x=y; stick=" + cookieOf(a.URL) + "; z=1"}, {"Cookie", "stick=" + cookieOf(b.URL)},
+			{"Cookie", "stick; stick =" + cookieOf(a.URL) + "; stick\t=" + cookieOf(b.URL)}} { // as net/http reads them
 			rec := ask(h, "call", append([]string{sessionField, id, versionField, "2025-11-25"}, more...)...)
 			if rec.Code != 200 || !strings.HasPrefix(rec.Body.String(), owner+" got "+owner+"/1,") {
 				t.Errorf("call in %s: %d %s", id, rec.Code, rec.Body)
@@ -311,4 +312,29 @@ func TestStickyStreams(t *testing.T) {
 		}
 	}
 	close(more)
+}
+
+// What an old configuration held is answered as the new one's servers are named: its
+// session's id gets their tag, and their cookie is taken back.
+func TestStickyOpensInTheNextConfiguration(t *testing.T) {
+	a, b := startMCP(t), startMCP(t)
+	old, end := onRouter(t, "app@file")
+	h := newHandler(t, old, stickyOf(a), Config{Sticky: true})
+	awaitState(t, "up", a)
+	a.stop()
+	awaitState(t, "down", a)
+	done := make(chan *httptest.ResponseRecorder)
+	go func() { done <- ask(h, "open") }()
+	time.Sleep(100 * time.Millisecond)
+	end()
+	ctx, _ := onRouter(t, "app@file")
+	h = newHandler(t, ctx, stickyOf(b), Config{Sticky: true})
+	rec := <-done
+	id := rec.Header().Get(sessionField)
+	if !strings.HasPrefix(id, b.URL+"/1.") || rec.Header().Get("Set-Cookie") != "" {
+		t.Errorf("opened %q with Set-Cookie %q, want a tag and no cookie", id, rec.Header().Get("Set-Cookie"))
+	}
+	if rec := ask(h, "call", sessionField, id); rec.Code != 200 {
+		t.Errorf("a call in it: %d %s", rec.Code, rec.Body)
+	}
 }
