@@ -83,10 +83,18 @@ func join(key string) *group {
 	return g
 }
 
+// stay is another join of the same group, for what may last longer than the instance
+// that has joined it. It needs a leave.
+func (g *group) stay() {
+	groups.mu.Lock()
+	defer groups.mu.Unlock()
+	g.refs++
+}
+
 func (g *group) leave() {
 	groups.mu.Lock()
 	defer groups.mu.Unlock()
-	if g.refs--; g.refs == 0 {
+	if g.refs--; g.refs == 0 && groups.m[g.key] == g {
 		delete(groups.m, g.key)
 	}
 }

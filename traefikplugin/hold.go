@@ -118,6 +118,7 @@ func (k *keeper) wait(rw http.ResponseWriter, req *http.Request, pass *passage, 
 		k.refuse(rw, req, pass)
 		return
 	}
+	k.group.stay() // the hold may be longer than linger
 	late := time.AfterFunc(time.Until(pass.end), func() {
 		k.group.expire(id, int(pass.got.Load()))
 		post(box)
@@ -128,6 +129,7 @@ func (k *keeper) wait(rw http.ResponseWriter, req *http.Request, pass *passage, 
 		late.Stop()
 		gone()
 		k.group.unlist(id)
+		k.group.leave()
 		countHeld(since)
 	}
 	if !pass.kept {

@@ -250,3 +250,24 @@ func TestStatusPath(t *testing.T) {
 		}
 	}
 }
+
+// A request may wait for longer than anything else remembers its router.
+func TestHoldOutlivesItsConfiguration(t *testing.T) {
+	a, b := startMCP(t), startMCP(t)
+	old, end := onRouter(t, "app@docker")
+	next := balancerOf(fakeServer{URL: a.URL})
+	newHandler(t, old, next, Config{})
+	await(t, "up", func() bool { return next.up(a.URL) })
+	a.stop()
+	await(t, "down", func() bool { return next.up(childName) })
+	done := make(chan *httptest.ResponseRecorder)
+	go func() { done <- call(next, 10) }()
+	await(t, "held", func() bool { return held()["mcp@"+t.Name()+" on router app"] == 1 })
+	end()
+	time.Sleep(10 * linger)
+	ctx, _ := onRouter(t, "app@docker")
+	newHandler(t, ctx, balancerOf(fakeServer{URL: b.URL}), Config{})
+	if rec := <-done; rec.Code != 200 || !strings.HasPrefix(rec.Body.String(), b.URL) {
+		t.Errorf("%d %s, want an answer of the new server", rec.Code, rec.Body)
+	}
+}
