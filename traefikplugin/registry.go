@@ -155,6 +155,10 @@ func logChange(c mcphealth.Change) {
 	}
 }
 
+// alert is how crypto/tls says that the other side ended a handshake: a server lives
+// there, which wants what probes have not.
+const alert = "remote error: tls: "
+
 // tier is how willingly the server may be chosen. One that has not proved itself
 // yet is waited for where requests can wait: a new container seldom listens at once.
 // One that cannot be connected to is out before that is confirmed: its calls would
@@ -164,10 +168,18 @@ func (s *server) tier(canHold bool) mcphealth.Tier {
 		return mcphealth.TierDown
 	}
 	t := s.checker.Tier()
-	if t != mcphealth.TierSuspect && t != mcphealth.TierUp {
+	if t != mcphealth.TierSuspect && t != mcphealth.TierUp && t != mcphealth.TierDown {
 		return t
 	}
 	now := s.checker.Snapshot()
+	if now.Last.Reason == mcphealth.TLS && strings.Contains(now.Last.Detail, alert) {
+		warnOnce("%s refuses our TLS handshake (%s): if it wants what the serversTransport has, such as a client "+
+			"certificate, it cannot be probed; it is left in the load balancer", now.URL, now.Last.Detail)
+		return mcphealth.TierSuspect
+	}
+	if t == mcphealth.TierDown {
+		return t
+	}
 	if canHold && now.Probes == 0 {
 		return mcphealth.TierDown
 	}

@@ -1,6 +1,9 @@
 package traefikplugin
 
 import (
+	"crypto/tls"
+	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -58,5 +61,21 @@ func TestLateIsNotGone(t *testing.T) {
 		if got := refused.tier(hold); got != mcphealth.TierDown {
 			t.Errorf("refused once, hold %v: tier %d, want down", hold, got)
 		}
+	}
+}
+
+// A server that wants what only the serversTransport has cannot be asked.
+func TestServerThatWantsACertificate(t *testing.T) {
+	s := httptest.NewUnstartedServer(http.HandlerFunc(answer))
+	s.TLS = &tls.Config{ClientAuth: tls.RequireAnyClientCert}
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	s.StartTLS()
+	defer s.Close()
+	ctx, _ := onRouter(t, "app@file")
+	next := balancerOf(fakeServer{URL: s.URL})
+	newHandler(t, ctx, next, Config{Interval: "100ms", Fall: "1"})
+	await(t, "probed", func() bool { n, _ := state(s.URL); return n > 3 })
+	if !next.up(s.URL) || next.up(childName) {
+		t.Error("it is out, want it left as Traefik has it")
 	}
 }
