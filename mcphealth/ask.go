@@ -159,8 +159,8 @@ func (p *Prober) common(req *http.Request) {
 		}
 		req.Header[http.CanonicalHeaderKey(k)] = append([]string(nil), vs...)
 	}
-	if host := p.host(); host != "" {
-		req.Host = host
+	if p.host != "" {
+		req.Host = p.host
 	}
 }
 
@@ -416,8 +416,8 @@ func (p *Prober) sameOrigin(a answer, at *url.URL) *url.URL {
 // see it, or as clients do, by the Host that they use. For them there may be TLS where
 // for us, behind what ends it, there is none. It is nil for every other origin.
 func (p *Prober) atUpstream(to, at *url.URL) *url.URL {
-	ours := to.Scheme == at.Scheme && (sameHost(to, at.Host) || sameHost(to, p.host()))
-	theirs := to.Scheme == "https" && at.Scheme == "http" && sameHost(to, p.host())
+	ours := to.Scheme == at.Scheme && (sameHost(to, at.Host) || sameHost(to, p.host))
+	theirs := to.Scheme == "https" && at.Scheme == "http" && sameHost(to, p.host)
 	if !ours && !theirs {
 		return nil
 	}

@@ -119,11 +119,11 @@ func (p *Prober) judgeHost(a answer) finding {
 		return finding{verdict: Dead, reason: HostRejected, final: true,
 			detail: fmt.Sprintf("%s; the Host was %q, as clients send it", describe(a), clean(p.target.Host))}
 	}
-	guess := p.host()
+	guess := p.host
 	if guess == "" {
 		guess = p.url.Host
 	}
-	p.learned.Store("") // one client's Host, perhaps no longer served: guess again
+	p.learned.CompareAndSwap(p.host, "") // one client's Host, perhaps no longer served: guess again
 	p.hostWorks.Store(false)
 	return finding{verdict: Unknown, reason: HostGuessed, final: true,
 		detail: fmt.Sprintf("%s; the Host was %q, only a guess: configure the one that clients use", describe(a), clean(guess))}

@@ -49,6 +49,7 @@ type Prober struct {
 	mu      sync.Mutex
 	line    *Line
 	carrier *Carrier // instead of HTTP requests, or nil
+	host    string   // of this probe; empty: the URL's
 	header  http.Header
 	secrets []string // what must not show, longest first
 	bare    bool     // this question goes without header
@@ -113,7 +114,8 @@ func (p *Prober) LearnHost(host string) {
 	}
 }
 
-func (p *Prober) host() string {
+// hostNow is the Host that a probe which begins now sends; empty: the URL's.
+func (p *Prober) hostNow() string {
 	if p.target.Host != "" {
 		return p.target.Host
 	}
@@ -132,6 +134,7 @@ func (p *Prober) Probe(ctx context.Context) Result {
 	p.offered, p.opened, p.closed = false, false, false
 	p.takeLine()
 	p.takeHeader(ctx)
+	p.host = p.hostNow()
 	at := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, p.target.Timeout)
 	defer cancel()

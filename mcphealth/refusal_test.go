@@ -2,8 +2,10 @@ package mcphealth
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -152,5 +154,29 @@ func TestPingOfOthers(t *testing.T) {
 			answerWith(w, 404, a, unknownRPC)
 		})
 		probeDepth(t, Target{URL: d.URL}, "alive method_not_found")
+	}
+}
+
+// A Host that is learned while a probe with another one is refused is the next guess.
+func TestHostLearnedDuringAProbe(t *testing.T) {
+	var p *Prober
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Host == "good.example" {
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"no such session"}}`)
+			return
+		}
+		p.LearnHost("good.example")
+		http.Error(w, "Invalid Host header", http.StatusMisdirectedRequest)
+	}))
+	defer s.Close()
+	p, err := NewProber(Target{URL: s.URL + "/mcp"}, NewLine(&http.Transport{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close(context.Background())
+	first, second := p.Probe(context.Background()), p.Probe(context.Background())
+	if first.Reason != HostGuessed || second.Verdict != Alive {
+		t.Errorf("%s, then %s %s: want host_guessed, then alive", first.Reason, second.Verdict, second.Reason)
 	}
 }

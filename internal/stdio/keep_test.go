@@ -132,7 +132,7 @@ func TestKeepLearnsTheFirstQuestion(t *testing.T) {
 // Its own questions are answered, and what it writes between heartbeats is read.
 func TestKeepListens(t *testing.T) {
 	t.Parallel()
-	k := keepFake(t, "wants answers, and talks", 200*time.Millisecond, in)
+	k := keepFake(t, "wants answers, and talks", 2*time.Second, in)
 	k.await(t, "ready", "ready", "ready")
 	if st := k.Status(); st.Restarts != 0 {
 		t.Errorf("%d restarts: %v", st.Restarts, k.heard())
