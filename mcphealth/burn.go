@@ -18,6 +18,10 @@ const (
 	// MinRequests is how many requests within a window are a measure: 10. Below that
 	// a single failure would burn a month's budget in one night, and probes speak.
 	MinRequests = 10
+
+	// forgiven is how many bad requests within a window burn nothing: 1. Any that is
+	// alone among less than 70 would page, and an accident is no outage.
+	forgiven = 1
 )
 
 // BurnWindow is a span of time over which availability is measured.
@@ -157,7 +161,7 @@ func (b *Budget) Over(now time.Time, t Totals, objective float64) []Availability
 		if w.Span > time.Hour {
 			h = &b.coarse
 		}
-		all = append(all, availability(w, t.minus(h.before(age-w.Span)), objective))
+		all = append(all, availability(w, t.minus(h.before(age-w.Span)), objective, forgiven))
 	}
 	return all
 }
@@ -179,13 +183,13 @@ func (b *Budget) Past(now time.Time, t Totals, span time.Duration, n int, object
 		if i > 0 {
 			to = h.before(age - span*time.Duration(i))
 		}
-		all = append(all, availability(BurnWindow{Span: span}, to.minus(from), objective))
+		all = append(all, availability(BurnWindow{Span: span}, to.minus(from), objective, 0))
 		from = to
 	}
 	return all
 }
 
-func availability(w BurnWindow, t Totals, objective float64) Availability {
+func availability(w BurnWindow, t Totals, objective, pardon float64) Availability {
 	a := Availability{Window: w.Name, Traffic: t.Traffic, Probes: t.Probes}
 	var bad float64
 	if t.Probes.Total > 0 {
@@ -195,10 +199,14 @@ func availability(w BurnWindow, t Totals, objective float64) Availability {
 			bad = 1
 		}
 	}
+	lost := t.Traffic.badOf(t.Traffic.Total)
+	if t.Traffic.Total-t.Traffic.Good <= pardon {
+		lost = 0
+	}
 	measured := t.Traffic.Total >= MinRequests || t.Traffic.Total > 0 && a.Source == ""
-	if measured && t.Traffic.badOf(t.Traffic.Total) >= bad {
+	if measured && lost >= bad {
 		a.Source = "traffic"
-		bad = t.Traffic.badOf(t.Traffic.Total)
+		bad = lost
 	}
 	if a.Source != "" {
 		a.Good, a.BurnRate = 1-bad, bad/(1-objective)
