@@ -9,8 +9,9 @@ MODULE         := github.com/mcphealth/mcphealth
 RACE := $(shell command -v $${CC:-gcc} >/dev/null 2>&1 && echo -race)
 SOURCES := $(shell find mcphealth caddymodule cmd internal docs -name '*.go' -not -name '*_test.go' 2>/dev/null) $(wildcard caddymodule/status/*) docs/verdicts.md go.mod go.sum
 
-# In CI, tests with real processes get a second chance; see .ci/again.
+# In CI, tests with real processes get a second chance; see .ci/again and .ci/gotest.
 AGAIN := $(if $(CI),$(CURDIR)/.ci/again,)
+GOTEST := $(if $(CI),$(CURDIR)/.ci/gotest,go test)
 
 .PHONY: help run build test yaegi adapt suite e2e page traefik traefik-table traefik-overhead reliability operations soak rules accuracy bench scale fuzz flake lint vuln clean
 
@@ -37,11 +38,11 @@ bin/mcp-server: $(shell find examples/servers -name '*.go') examples/servers/go.
 
 test: ## vet and all tests that need Go alone: core, Caddy in process, the interpreter
 	go vet ./...
-	go test $(RACE) ./...
+	$(GOTEST) $(RACE) ./...
 	$(MAKE) yaegi
 
 yaegi: ## the core in Traefik's interpreter
-	cd test/yaegi && go vet ./... && go test -count=1 ./... # the test cache does not see what is interpreted
+	cd test/yaegi && go vet ./... && $(GOTEST) -count=1 ./... # the test cache does not see what is interpreted
 
 adapt: ## the golden Caddyfiles
 	go test ./caddymodule -run Adapt
@@ -53,7 +54,7 @@ suite: bin/mcphealth bin/caddy ## the public bug cases, against the command and 
 e2e: build ## real Caddy, real MCP servers, real clients (installs from Debian and npm what is missing)
 	test/e2e/install
 	$(AGAIN) $(MAKE) suite
-	cd test/e2e && go vet ./... && $(AGAIN) go test -timeout 20m -count=1 ./...
+	cd test/e2e && go vet ./... && $(GOTEST) -timeout 20m -count=1 ./...
 
 page: build ## the status page in a real browser (installs Debian's chromium); screenshots in test/page/shots
 	test/page/install
@@ -61,11 +62,11 @@ page: build ## the status page in a real browser (installs Debian's chromium); s
 
 traefik: ## a real Traefik with the plugin, file and Docker providers (installs Debian's docker.io)
 	test/traefik/install
-	cd test/traefik && go vet ./... && $(AGAIN) go test -timeout 30m -count=1 ./...
+	cd test/traefik && go vet ./... && $(GOTEST) -timeout 30m -count=1 ./...
 	$(AGAIN) test/suite/judge-traefik
 
 reliability: build ## hostile peers, faults on the wire, kills at random, against Caddy and Traefik
-	cd test/reliability && go vet ./... && $(AGAIN) go test -timeout 20m -count=1 ./...
+	cd test/reliability && go vet ./... && $(GOTEST) -timeout 20m -count=1 ./...
 
 soak: build ## mixed load with random kills, stops, drains and reloads, for half an hour; SOAK_SEED replays one
 	cd test/reliability && SOAK=$${SOAK:-30m} RELIABILITY_LONG=1 go test -timeout 90m -count=1 -v -run 'Soak|SessionFlood' ./...
@@ -83,7 +84,7 @@ traefik-overhead: ## measures docs/benchmarks.md: what the plugin costs a reques
 
 operations: build ## what docs/operations.md shows: HAProxy, nginx, stock Caddy, Docker, Kubernetes, serve under fire
 	test/operations/install
-	cd test/operations && go vet ./... && $(AGAIN) go test -timeout 20m -count=1 ./...
+	cd test/operations && go vet ./... && $(GOTEST) -timeout 20m -count=1 ./...
 
 accuracy: build ## the bug cases judged by Caddy, Traefik, HAProxy and us (installs Debian's haproxy)
 	bench/accuracy/install
