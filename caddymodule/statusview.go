@@ -43,6 +43,7 @@ type statusDocument struct {
 	Pools     []statusPool     `json:"pools"`     // the worst first
 	Changes   []statusChange   `json:"changes"`   // of all upstreams, the newest first
 
+	now    time.Time // At with its monotonic reading: a clock that is set makes no probe late
 	public bool
 }
 
@@ -101,7 +102,7 @@ type statusChange struct {
 // leaves out what strangers must not see.
 func (a *App) statusDocument(now time.Time, public bool) *statusDocument {
 	d := &statusDocument{
-		At: now.UTC().Round(0), Endpoints: []statusEndpoint{}, Pools: []statusPool{}, Changes: []statusChange{}, public: public,
+		At: now.UTC().Round(0), Endpoints: []statusEndpoint{}, Pools: []statusPool{}, Changes: []statusChange{}, now: now, public: public,
 	}
 	all, details := endpoints(), map[string]upstreamDetail{}
 	for _, e := range all {
@@ -181,7 +182,7 @@ func (d *statusDocument) addPool(path string, entries []*entry, unchecked int, d
 		}
 		u.id = p.id + "-" + u.ID
 		u.Meaning, u.Advice = docs.Words(string(u.Reason))
-		u.Overdue = u.NextProbe != nil && d.At.Sub(*u.NextProbe).Seconds() > overdueIntervals*u.IntervalS
+		u.Overdue = u.NextProbe != nil && d.now.Sub(*u.NextProbe).Seconds() > overdueIntervals*u.IntervalS
 		p.Counts.count(u)
 		p.Path = u.Path // after rewrites: the label of the metrics
 		p.Upstreams = append(p.Upstreams, u)
