@@ -205,6 +205,7 @@ func steer(set *settings, k *keeper, next http.Handler) *route {
 	defer routes.mu.Unlock()
 	if r := routes.m[v.Pointer()]; r != nil {
 		r.refs++
+		r.compare(k)
 		r.use(k)
 		r.update()
 		return r
@@ -313,6 +314,21 @@ func (r *route) use(k *keeper) {
 	r.used = append(r.used, k)
 	r.sticky = r.sticky || k.set.sticky
 	r.mu.Unlock()
+}
+
+// compare warns of two routers that would have one service's servers asked, or held
+// requests treated, in two ways: the first one's counts, and their order is chance.
+func (r *route) compare(k *keeper) {
+	first := r.users()[0]
+	if first.set.together() == k.set.together() {
+		return
+	}
+	a, b := first.router, k.router
+	if b < a {
+		a, b = b, a
+	}
+	warnOnce("routers %s and %s lead to one service, but their settings differ: which of them count for its servers and "+
+		"for held requests is chance, and may change with each reload. Use one middleware on both", a, b)
 }
 
 func (r *route) users() []*keeper {

@@ -155,6 +155,35 @@ func TestRoutersShareABalancer(t *testing.T) {
 	await(t, "no servers left", func() bool { return len(servers()) == 0 })
 }
 
+// Two routers that do not agree on one service's servers are named, in one order.
+func TestRoutersDisagree(t *testing.T) {
+	a := startMCP(t)
+	left, right := "left"+a.addr, "right"+a.addr // what is said once is remembered
+	warned := func() bool {
+		told.mu.Lock()
+		defer told.mu.Unlock()
+		for text := range told.m {
+			if strings.HasPrefix(text, "routers "+left+" and "+right+" lead to one service") {
+				return true
+			}
+		}
+		return false
+	}
+	for _, second := range []Config{{AbsentAfter: "1m"}, {Hold: "3s"}} {
+		if warned() {
+			t.Error("warned of routers that agree")
+		}
+		ctx, _ := onRouter(t, right)
+		b := balancerOf(fakeServer{URL: a.URL})
+		newHandler(t, ctx, b, Config{})
+		ctx, _ = onRouter(t, left)
+		newHandler(t, ctx, b, second)
+	}
+	if !warned() {
+		t.Error("no warning of two values of hold")
+	}
+}
+
 // A server of which Traefik knows no URL (a container that does not run,
 // traefik#13261) never serves.
 func TestServerWithoutURL(t *testing.T) {

@@ -342,6 +342,11 @@ func (s *settings) pathOf(path string) string {
 	return ""
 }
 
+// together is what routers that lead to one service must agree upon.
+func (s *settings) together() string {
+	return fmt.Sprintf("%s|%q|%q|%s|%d|%s", fingerprint(s.target, s.schedule), s.paths, s.upstreams, s.hold, s.holdMax, s.retryAfter)
+}
+
 // forwards checks what a fallback needs that forwards to upstreams: each of them is
 // one endpoint, and so has no place for the rest of a path.
 func (s *settings) forwards() error {

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -17,7 +18,7 @@ type stickyBalancer struct {
 	fakeBalancer
 	handlers []*fakeHandler
 	sticky   *fakeSticky
-	turn     int
+	turn     atomic.Int32
 }
 
 type fakeSticky struct{ cookie *fakeCookie }
@@ -38,8 +39,7 @@ func (b *stickyBalancer) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 		}
 	}
 	for range b.handlers {
-		h := b.handlers[b.turn%len(b.handlers)]
-		b.turn++
+		h := b.handlers[int(b.turn.Add(1))%len(b.handlers)]
 		if b.up(h.name) {
 			http.SetCookie(rw, &http.Cookie{Name: b.sticky.cookie.name, Value: cookieOf(h.name), Path: "/"})
 			h.ServeHTTP(rw, req)
