@@ -3,8 +3,10 @@
 package traefikplugin
 
 import (
+	"bytes"
 	"crypto/rand"
 	"fmt"
+	"io"
 	"net/http"
 	"reflect"
 	"strings"
@@ -49,6 +51,7 @@ type roll struct {
 
 // ticket is what a request says of the session that it belongs to.
 type ticket struct {
+	method string // of HTTP
 	given  string // the id as the client has it; "" = none
 	id     string // as the server has it
 	owner  mcphealth.Owner
@@ -148,9 +151,9 @@ func (s *sticky) read(req *http.Request) *ticket {
 		if req.Method != http.MethodPost {
 			return nil
 		}
-		return &ticket{}
+		return &ticket{method: req.Method}
 	}
-	t := &ticket{given: values[0]}
+	t := &ticket{method: req.Method, given: values[0]}
 	k := s.k.set.key.known(t.given)
 	t.id = k.id
 	t.owner = k.owner
@@ -179,8 +182,8 @@ func (s *sticky) send(rw http.ResponseWriter, req *http.Request, pass *passage) 
 	k.serve(rw, req, func() http.Handler { return k.group.toOwner(k.router, pass) })
 }
 
-// way is how a request gets on whose owner was away: to it, or to the news that its
-// session is lost; nil while neither.
+// way is how a request gets on whose owner was away: to it, to somebody else if it opens
+// a session, or to the news that its own is lost; nil while none of these.
 func (s *sticky) way(pass *passage) http.Handler {
 	i := s.index(pass.ticket.owner)
 	pass.owner = nil
@@ -191,15 +194,37 @@ func (s *sticky) way(pass *passage) http.Handler {
 		}
 		pass.owner = s.route.server[i]
 	}
-	if !s.lost(i, pass.ticket.owner) {
+	opens := mcphealth.OpensSession(pass.ticket.method, firstOf(pass.body)) && s.others(i)
+	if !s.lost(i, pass.ticket.owner) && !opens {
 		return nil
 	}
-	lostSessions.Add(1)
 	return http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+		if mcphealth.OpensSession(req.Method, pass.beginning(req)) {
+			s.reopen(rw, req, pass)
+			return
+		}
+		lostSessions.Add(1)
 		reason, _ := s.k.why(pass)
 		tell("%s: a session is lost with its server (%s): the client is told to open a new one", where(s.k.group.key), reason)
 		mcphealth.SessionLost(req.Method, mcphealth.RequestID(pass.beginning(req)), reason).Send(rw)
 	})
+}
+
+// reopen sends a request that opens a session to anyone: its client has understood that
+// the old one is over, and only kept its id. Nobody would take that for a new one.
+func (s *sticky) reopen(rw http.ResponseWriter, req *http.Request, pass *passage) {
+	if !pass.kept { // its beginning has been read
+		var whole io.ReadCloser = &restored{r: io.MultiReader(bytes.NewReader(pass.body), req.Body), c: req.Body}
+		req.Body = whole
+	}
+	t := pass.ticket
+	t.given = ""
+	t.id = ""
+	t.pinned = false
+	t.by = s.names
+	pass.owner = nil
+	delete(req.Header, sessionField)
+	s.anywhere(rw, req, t)
 }
 
 // index is the owner's position among the servers; -1: there is no such server.
@@ -398,18 +423,24 @@ func (r *roll) mark(h http.Header, t *ticket, from string) {
 // lost reports whether the sessions of an owner ended with it: it is gone for longer
 // than the grace, and somebody else could open a new one.
 func (s *sticky) lost(i int, o mcphealth.Owner) bool {
-	up := s.route.standing().up
-	others := false
-	for j := 0; j < len(up); j++ { // one that ends opens none
-		others = others || up[j] && j != i && !s.route.b.fenced[s.route.b.names[j]]
-	}
 	var since time.Time
 	if i < 0 {
 		since = s.k.group.missing.since(o)
 	} else {
 		since = s.route.server[i].downSince()
 	}
-	return others && !since.IsZero() && time.Since(since) >= s.k.set.sessionGrace
+	return s.others(i) && !since.IsZero() && time.Since(since) >= s.k.set.sessionGrace
+}
+
+// others reports whether anybody but server i could open a session: one that ends cannot.
+func (s *sticky) others(i int) bool {
+	up := s.route.standing().up
+	for j := 0; j < len(up); j++ {
+		if up[j] && j != i && !s.route.b.fenced[s.route.b.names[j]] {
+			return true
+		}
+	}
+	return false
 }
 
 // absentees are owners of sessions that a router's service no longer has, and since when.

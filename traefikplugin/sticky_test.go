@@ -338,3 +338,34 @@ func TestStickyOpensInTheNextConfiguration(t *testing.T) {
 		t.Errorf("a call in it: %d %s", rec.Code, rec.Body)
 	}
 }
+
+// A client that opens a session anew with the id of the old one, whose owner is away,
+// opens it elsewhere: at once where requests are held, else after the grace.
+func TestStickyReopens(t *testing.T) {
+	for _, hold := range []string{"5s", "0"} {
+		t.Run(hold, func(t *testing.T) {
+			a, b := startMCP(t), startMCP(t)
+			ctx, _ := onRouter(t, "app@file")
+			h := newHandler(t, ctx, stickyOf(a, b), Config{Sticky: true, Hold: hold, SessionGrace: "300ms"})
+			awaitState(t, "up", a, b)
+			id, owner := openSession(t, h)
+			for owner != a.URL {
+				id, owner = openSession(t, h)
+			}
+			a.stop()
+			awaitState(t, "down", a)
+			if hold == "0" {
+				time.Sleep(300 * time.Millisecond)
+			}
+			anew := `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"x":"open` + strings.Repeat(" ", 100<<10) + `"}}`
+			start := time.Now()
+			rec := ask(h, anew, sessionField, id)
+			if got := rec.Header().Get(sessionField); rec.Code != 200 || !strings.HasPrefix(got, b.URL+"/1.") || time.Since(start) > 2*time.Second {
+				t.Errorf("%d %s, session %q after %s, want one of the other server at once", rec.Code, rec.Body, got, time.Since(start))
+			}
+			if want := fmt.Sprintf("%s got , %d bytes", b.URL, len(anew)); !strings.HasPrefix(rec.Body.String(), want) {
+				t.Errorf("%s, want %s", rec.Body, want)
+			}
+		})
+	}
+}
