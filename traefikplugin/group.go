@@ -120,6 +120,7 @@ func (g *group) add(m *member) (remove func()) {
 		}
 		g.mu.Unlock()
 		time.AfterFunc(linger, func() {
+			defer func() { complain("the end of a configuration", recover()) }()
 			g.mu.Lock()
 			delete(g.routed, config)
 			g.mu.Unlock()

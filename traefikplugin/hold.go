@@ -120,10 +120,14 @@ func (k *keeper) wait(rw http.ResponseWriter, req *http.Request, pass *passage, 
 	}
 	k.group.stay() // the hold may be longer than linger
 	late := time.AfterFunc(time.Until(pass.end), func() {
+		defer func() { complain("hold", recover()) }()
 		k.group.expire(id, int(pass.got.Load()))
 		post(box)
 	})
-	gone := context.AfterFunc(req.Context(), func() { post(box) })
+	gone := context.AfterFunc(req.Context(), func() {
+		defer func() { complain("hold", recover()) }()
+		post(box)
+	})
 	since := time.Now()
 	leave := func() { // called, not deferred: interpreted, that would hang the request
 		late.Stop()
