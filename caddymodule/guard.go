@@ -352,20 +352,9 @@ func (g *Guard) rescue(t *transit, was *before, next caddyhttp.Handler, err erro
 	// Failed dials were retried.
 	var dial reverseproxy.DialError
 	atOnce := reopen || reason != "" && !errors.As(err, &dial)
-	noPlace := g.hold == 0 || g.holding.Load() >= int64(g.HoldMax)
-	if noPlace && !atOnce {
+	over, arrived, ok := g.terms(reopen, atOnce)
+	if !ok {
 		return g.unavailable(t, was, group, reason, nil, err)
-	}
-	over := time.Now().Add(g.hold)
-	arrived := over // the rest of the body
-	if atOnce {
-		arrived = time.Now().Add(max(g.hold, idWait))
-	}
-	switch {
-	case reopen:
-		over = arrived
-	case noPlace:
-		over = time.Now()
 	}
 	var body []byte
 	if t.body != nil {
@@ -386,6 +375,25 @@ func (g *Guard) rescue(t *transit, was *before, next caddyhttp.Handler, err erro
 		return g.unavailable(t, was, group, reason, body, err)
 	}
 	return g.wait(t, was, next, body, over, reason, atOnce, err)
+}
+
+// terms are until when a request that was not sent may wait, and its body may come
+// in; not ok: it is not held at all. One that has a turn at once may lack a place.
+func (g *Guard) terms(reopen, atOnce bool) (over, arrived time.Time, ok bool) {
+	now := time.Now()
+	over = now.Add(g.hold)
+	arrived = over
+	if atOnce {
+		arrived = now.Add(max(g.hold, idWait))
+	}
+	noPlace := g.hold == 0 || g.holding.Load() >= int64(g.HoldMax)
+	switch {
+	case reopen:
+		over = arrived
+	case noPlace:
+		over = now
+	}
+	return over, arrived, atOnce || !noPlace
 }
 
 // wait holds the request until it is served, the hold has passed, or the client
