@@ -25,6 +25,7 @@ type server struct {
 	checker *mcphealth.Checker
 	refs    int         // guarded by registry.mu
 	gone    atomic.Bool // refuses connections, and no probe has said otherwise since
+	proved  atomic.Bool // a probe has got an answer from it, once
 	account *account
 	every   time.Duration // it is probed, while nothing is the matter
 
@@ -74,6 +75,9 @@ func acquire(set *settings, url string) (*server, error) {
 	c.OnResult(func(r mcphealth.Result) {
 		defer func() { complain("OnResult", recover()) }()
 		s.account.probed(r)
+		if r.Verdict != mcphealth.Dead && r.Verdict != mcphealth.Unknown {
+			s.proved.Store(true)
+		}
 		s.answered(r.At)
 		s.tell()
 	})
@@ -156,7 +160,7 @@ func logChange(c mcphealth.Change) {
 }
 
 // alert is how crypto/tls says that the other side ended a handshake: a server lives
-// there, which wants what probes have not.
+// there, which wants what probes have not, unless it has answered them before.
 const alert = "remote error: tls: "
 
 // tier is how willingly the server may be chosen. One that has not proved itself
@@ -172,7 +176,7 @@ func (s *server) tier(canHold bool) mcphealth.Tier {
 		return t
 	}
 	now := s.checker.Snapshot()
-	if now.Last.Reason == mcphealth.TLS && strings.Contains(now.Last.Detail, alert) {
+	if now.Last.Reason == mcphealth.TLS && !s.proved.Load() && strings.Contains(now.Last.Detail, alert) {
 		warnOnce("%s refuses our TLS handshake (%s): if it wants what the serversTransport has, such as a client "+
 			"certificate, it cannot be probed; it is left in the load balancer", now.URL, now.Last.Detail)
 		return mcphealth.TierSuspect

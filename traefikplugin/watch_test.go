@@ -64,10 +64,18 @@ func TestLateIsNotGone(t *testing.T) {
 	}
 }
 
-// A server that wants what only the serversTransport has cannot be asked.
+// A server that wants what only the serversTransport has cannot be asked. One that has
+// answered before, and now ends handshakes, is out.
 func TestServerThatWantsACertificate(t *testing.T) {
 	s := httptest.NewUnstartedServer(http.HandlerFunc(answer))
-	s.TLS = &tls.Config{ClientAuth: tls.RequireAnyClientCert}
+	var lax atomic.Bool
+	s.TLS = &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		c := &tls.Config{Certificates: s.TLS.Certificates, ClientAuth: tls.RequireAnyClientCert}
+		if lax.Load() {
+			c.ClientAuth = tls.NoClientCert
+		}
+		return c, nil
+	}}
 	s.Config.ErrorLog = log.New(io.Discard, "", 0)
 	s.StartTLS()
 	defer s.Close()
@@ -78,4 +86,8 @@ func TestServerThatWantsACertificate(t *testing.T) {
 	if !next.up(s.URL) || next.up(childName) {
 		t.Error("it is out, want it left as Traefik has it")
 	}
+	lax.Store(true)
+	awaitState(t, "up", &mcpServer{URL: s.URL})
+	lax.Store(false)
+	await(t, "out", func() bool { return !next.up(s.URL) && next.up(childName) })
 }
