@@ -369,3 +369,30 @@ func TestStickyReopens(t *testing.T) {
 		})
 	}
 }
+
+// A server that ends (fenced) opens no session: with nobody else, none is lost.
+func TestStickyOnlyFencedIsLeft(t *testing.T) {
+	a, b := startMCP(t), startMCP(t)
+	next := stickyOf(a, b)
+	ctx, _ := onRouter(t, "app@kubernetes")
+	next.fenced[b.URL] = struct{}{}
+	h := newHandler(t, ctx, &fencedBalancer{stickyBalancer: next, handlers: next.handlers, fenced: next.fenced, sticky: next.sticky}, Config{Sticky: true, Hold: "0", SessionGrace: "0"})
+	awaitState(t, "up", a, b)
+	id, owner := openSession(t, h)
+	for owner != a.URL {
+		id, owner = openSession(t, h)
+	}
+	a.stop()
+	awaitState(t, "down", a)
+	if rec := ask(h, "call", sessionField, id); rec.Code != 503 {
+		t.Errorf("%d %s, want 503", rec.Code, rec.Body)
+	}
+}
+
+// fencedBalancer has all fields at its top, as Traefik's have.
+type fencedBalancer struct {
+	*stickyBalancer
+	handlers []*fakeHandler
+	fenced   map[string]struct{}
+	sticky   *fakeSticky
+}
