@@ -107,7 +107,7 @@ fuzz: ## the readers of hostile input and of configuration, FUZZTIME each
 
 flake: ## the scheduler tests 500 times, the core three times with the race detector
 	go test ./mcphealth -run 'Threshold|Interval|Watch|Traffic|Close|Hung|Alarm|Pause|ComesBack|RetryAfter|Listeners|Initial|ErrorRate|LearnedHost' -skip 'WatchedConnection|Relapses' -count=500
-	go test $(RACE) ./mcphealth -count=3
+	$(GOTEST) $(RACE) -count=3 ./mcphealth
 
 # Every module with code of ours in it.
 MODULES = $(dir $(filter-out test/traefik/binary/%,$(shell git ls-files go.mod '*/go.mod')))
