@@ -5,6 +5,7 @@ go 1.26.0
 require (
 	github.com/compose-spec/compose-go/v2 v2.16.2
 	github.com/envoyproxy/go-control-plane/envoy v1.40.0
+	github.com/grafana/grafana-foundation-sdk/go v0.0.22
 	github.com/mcphealth/mcphealth/test/e2e v0.0.0
 	github.com/mcphealth/mcphealth/test/traefik v0.0.0
 	github.com/santhosh-tekuri/jsonschema/v6 v6.0.2
