@@ -76,7 +76,7 @@ func TestSessionsFindTheirOwner(t *testing.T) {
 				if tt.name != "sticky" {
 					return // measured, not wanted
 				}
-				if c.Whole != c.Begun || c.Calls != c.Begun*Calls {
+				if c.Begun < 20 || c.Whole != c.Begun || c.Calls != c.Begun*Calls {
 					t.Errorf("%v, want all", c)
 				}
 				if len(c.Owners) != n {
