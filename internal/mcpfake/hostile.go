@@ -25,10 +25,15 @@ func Misbehave(do func(*Socket)) (*Hostile, error) {
 	if err != nil {
 		return nil, err
 	}
+	return MisbehaveOn(l, do), nil
+}
+
+// MisbehaveOn starts a server on a listener, such as one of TLS, which becomes its own.
+func MisbehaveOn(l net.Listener, do func(*Socket)) *Hostile {
 	h := &Hostile{Listener: l}
 	h.done.Add(1)
 	go h.accept(do)
-	return h, nil
+	return h
 }
 
 func (h *Hostile) accept(do func(*Socket)) {
@@ -67,16 +72,18 @@ func (h *Hostile) Stop() {
 type Socket struct {
 	net.Conn
 	Request *http.Request
-	ID      string // of the JSON-RPC request, as JSON; "" if it has none
+	ID      string        // of the JSON-RPC request, as JSON; "" if it has none
+	In      *bufio.Reader // what comes behind the request, such as HTTP/2 behind "PRI *"
 }
 
 func readSocket(c net.Conn) *Socket {
-	req, err := http.ReadRequest(bufio.NewReader(c))
+	in := bufio.NewReader(c)
+	req, err := http.ReadRequest(in)
 	if err != nil {
 		return nil
 	}
 	body, _ := io.ReadAll(req.Body)
-	return &Socket{c, req, string(rpcOf(string(body)).ID)}
+	return &Socket{c, req, string(rpcOf(string(body)).ID), in}
 }
 
 // Say sends text, with $ID filled in, and reports whether the other side listens.

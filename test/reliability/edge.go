@@ -42,12 +42,14 @@ type Edge interface {
 	Proc() *e2e.Process
 }
 
-// edges are the proxies that the tables run against.
-var edges = []struct {
+// A proxy is what the tables run against.
+type proxy struct {
 	name   string
 	start  func(t testing.TB, routes ...Route) Edge
 	broken string // what clients get for an answer that is no HTTP
-}{
+}
+
+var edges = []proxy{
 	{"caddy", startCaddy, "502"},
 	{"traefik", startTraefik, "500"},
 }

@@ -112,6 +112,9 @@ func wantOnce(t testing.TB, servers ...*Server) {
 }
 
 // callBody is a tools/call with this id, as JSON.
-func callBody(id string) string {
-	return `{"jsonrpc":"2.0","id":` + id + `,"method":"tools/call","params":{"name":"echo","arguments":{}}}`
+func callBody(id string) string { return sizedCall(id, 0) }
+
+// sizedCall is one whose argument has that many bytes.
+func sizedCall(id string, size int) string {
+	return `{"jsonrpc":"2.0","id":` + id + `,"method":"tools/call","params":{"name":"echo","arguments":{"message":"` + strings.Repeat("x", size) + `"}}}`
 }

@@ -4,10 +4,13 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -36,86 +39,89 @@ const (
 	maxGrowth = 384
 )
 
-// hostileUpstreams are servers that answer probes well and then misbehave towards
-// clients in one way each. A client leaves after
-// maxRead bytes, or maxStay where it may leave.
-var hostileUpstreams = []struct {
+// A hostile server answers probes well and then misbehaves towards clients in one way.
+// A client leaves after maxRead bytes, or maxStay where it may leave.
+type hostile struct {
 	name string
 	do   func(*mcpfake.Socket)
 	want string // what clients may see: statuses, "cut" for a broken answer, "left" for one without an end
-}{
+	size int    // of the calls' arguments
+}
+
+// hostileUpstreams are those that speak HTTP/1.1.
+var hostileUpstreams = []hostile{
 	// Too much.
-	{"endless headers", func(s *mcpfake.Socket) { s.Say(okJSON); s.Forever("X-Bomb: " + strings.Repeat("a", 4000) + "\r\n") }, "502 left"},
-	{"one endless header", func(s *mcpfake.Socket) { s.Say(okJSON + "X-Bomb: "); s.Forever(strings.Repeat("a", 4096)) }, "502 left"},
-	{"endless comments", func(s *mcpfake.Socket) { s.Say(okSSE + "\r\n"); s.Forever(": keep-alive\n\n") }, "left"},
-	{"endless event line", func(s *mcpfake.Socket) { s.Say(okSSE + "\r\ndata: "); s.Forever(strings.Repeat("a", 4096)) }, "left"},
-	{"endless JSON", func(s *mcpfake.Socket) {
+	{name: "endless headers", do: func(s *mcpfake.Socket) { s.Say(okJSON); s.Forever("X-Bomb: " + strings.Repeat("a", 4000) + "\r\n") }, want: "502 left"},
+	{name: "one endless header", do: func(s *mcpfake.Socket) { s.Say(okJSON + "X-Bomb: "); s.Forever(strings.Repeat("a", 4096)) }, want: "502 left"},
+	{name: "endless comments", do: func(s *mcpfake.Socket) { s.Say(okSSE + "\r\n"); s.Forever(": keep-alive\n\n") }, want: "left"},
+	{name: "endless event line", do: func(s *mcpfake.Socket) { s.Say(okSSE + "\r\ndata: "); s.Forever(strings.Repeat("a", 4096)) }, want: "left"},
+	{name: "endless JSON", do: func(s *mcpfake.Socket) {
 		s.Say(okJSON + "\r\n" + `{"jsonrpc":"2.0","id":$ID,"result":{"a":"`)
 		s.Forever(strings.Repeat("a", 4096))
-	}, "left"},
-	{"endless nesting", func(s *mcpfake.Socket) { s.Say(okJSON + "\r\n"); s.Forever(strings.Repeat("[", 4096)) }, "left"},
-	{"1 GiB", func(s *mcpfake.Socket) {
+	}, want: "left"},
+	{name: "endless nesting", do: func(s *mcpfake.Socket) { s.Say(okJSON + "\r\n"); s.Forever(strings.Repeat("[", 4096)) }, want: "left"},
+	{name: "1 GiB", do: func(s *mcpfake.Socket) {
 		s.Say(okJSON + "Content-Length: 1073741824\r\n\r\n")
 		s.Forever(strings.Repeat(" ", 4096))
-	}, "left"},
-	{"gzip bomb", func(s *mcpfake.Socket) { s.Say(okJSON + "Content-Encoding: gzip\r\n\r\n"); s.Send(bomb) }, "200"},
-	{"gzip bomb as events", func(s *mcpfake.Socket) { s.Say(okSSE + "Content-Encoding: gzip\r\n\r\n"); s.Send(bomb) }, "200"},
-	{"endless early hints", func(s *mcpfake.Socket) { s.Forever("HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n") }, "502 left cut"},
-	{"endless chunk extension", func(s *mcpfake.Socket) {
+	}, want: "left"},
+	{name: "gzip bomb", do: func(s *mcpfake.Socket) { s.Say(okJSON + "Content-Encoding: gzip\r\n\r\n"); s.Send(bomb) }, want: "200"},
+	{name: "gzip bomb as events", do: func(s *mcpfake.Socket) { s.Say(okSSE + "Content-Encoding: gzip\r\n\r\n"); s.Send(bomb) }, want: "200"},
+	{name: "endless early hints", do: func(s *mcpfake.Socket) { s.Forever("HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n") }, want: "502 left cut"},
+	{name: "endless chunk extension", do: func(s *mcpfake.Socket) {
 		s.Say(okJSON + "Transfer-Encoding: chunked\r\n\r\n1;")
 		s.Forever(strings.Repeat("x", 4096))
-	}, "cut left"},
-	{"endless trailers", func(s *mcpfake.Socket) {
+	}, want: "cut left"},
+	{name: "endless trailers", do: func(s *mcpfake.Socket) {
 		s.Say(okJSON + "Transfer-Encoding: chunked\r\nTrailer: X-T\r\n\r\n2\r\n{}\r\n0\r\n")
 		s.Forever("X-T: " + strings.Repeat("a", 4000) + "\r\n")
-	}, "cut left 200"},
+	}, want: "cut left 200"},
 
 	// Too slow.
-	{"silence", func(s *mcpfake.Socket) { s.Hang() }, "left"},
-	{"a byte now and then", func(s *mcpfake.Socket) { s.Drip(okJSON + "\r\n" + discovered) }, "left"},
-	{"headers, then silence", func(s *mcpfake.Socket) { s.Say(okJSON + "Content-Length: 100\r\n\r\n"); s.Hang() }, "left"},
-	{"half an event, then silence", func(s *mcpfake.Socket) { s.Say(okSSE + "\r\ndata: {"); s.Hang() }, "left"},
+	{name: "silence", do: func(s *mcpfake.Socket) { s.Hang() }, want: "left"},
+	{name: "a byte now and then", do: func(s *mcpfake.Socket) { s.Drip(okJSON + "\r\n" + discovered) }, want: "left"},
+	{name: "headers, then silence", do: func(s *mcpfake.Socket) { s.Say(okJSON + "Content-Length: 100\r\n\r\n"); s.Hang() }, want: "left"},
+	{name: "half an event, then silence", do: func(s *mcpfake.Socket) { s.Say(okSSE + "\r\ndata: {"); s.Hang() }, want: "left"},
 
 	// Smuggling shapes.
-	{"two lengths", func(s *mcpfake.Socket) {
+	{name: "two lengths", do: func(s *mcpfake.Socket) {
 		s.Say(okJSON + "Content-Length: 2\r\nContent-Length: 40\r\n\r\n{}" + smuggled)
-	}, "502"},
-	{"a length and chunks", func(s *mcpfake.Socket) {
+	}, want: "502"},
+	{name: "a length and chunks", do: func(s *mcpfake.Socket) {
 		s.Say(okJSON + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n" + smuggled)
-	}, "200 502"},
-	{"an answer and one more", func(s *mcpfake.Socket) {
+	}, want: "200 502"},
+	{name: "an answer and one more", do: func(s *mcpfake.Socket) {
 		s.Say(okJSON + "Content-Length: 2\r\n\r\n{}" + smuggled)
-	}, "200"},
-	{"chunks of another kind", func(s *mcpfake.Socket) { s.Say(okJSON + "Transfer-Encoding: chunked, hop\r\n\r\n2\r\n{}\r\n") }, "502"},
-	{"a line break in a header", func(s *mcpfake.Socket) {
+	}, want: "200"},
+	{name: "chunks of another kind", do: func(s *mcpfake.Socket) { s.Say(okJSON + "Transfer-Encoding: chunked, hop\r\n\r\n2\r\n{}\r\n") }, want: "502"},
+	{name: "a line break in a header", do: func(s *mcpfake.Socket) {
 		s.Say(okJSON + "Mcp-Session-Id: a\rSet-Cookie: evil=1\r\nContent-Length: 2\r\n\r\n{}")
-	}, "200 502"},
-	{"101 to nowhere", func(s *mcpfake.Socket) {
+	}, want: "200 502"},
+	{name: "101 to nowhere", do: func(s *mcpfake.Socket) {
 		s.Say("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
-	}, "502"},
+	}, want: "502"},
 
 	// Elsewhere.
-	{"redirect to the metadata service", func(s *mcpfake.Socket) {
+	{name: "redirect to the metadata service", do: func(s *mcpfake.Socket) {
 		s.Say("HTTP/1.1 307 Temporary Redirect\r\nLocation: http://169.254.169.254/latest/meta-data\r\nContent-Length: 0\r\n\r\n")
-	}, "307"},
-	{"redirect to loopback", func(s *mcpfake.Socket) {
+	}, want: "307"},
+	{name: "redirect to loopback", do: func(s *mcpfake.Socket) {
 		s.Say("HTTP/1.1 308 Permanent Redirect\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n")
-	}, "308"},
+	}, want: "308"},
 
 	// Broken.
-	{"line noise", func(s *mcpfake.Socket) { s.Say("\x00\x01 not HTTP \xff\r\n\r\n") }, "502"},
-	{"HTTP/2 frames", func(s *mcpfake.Socket) { s.Say("\x00\x00\x12\x04\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00\x80\r\n") }, "502"},
-	{"truncated", func(s *mcpfake.Socket) { s.Say(okJSON + "Content-Length: 400\r\n\r\n{") }, "cut"},
-	{"closed before a byte", func(*mcpfake.Socket) {}, "502"},
-	{"reset before a byte", func(s *mcpfake.Socket) { s.Reset() }, "502"},
-	{"reset in the answer", func(s *mcpfake.Socket) {
+	{name: "line noise", do: func(s *mcpfake.Socket) { s.Say("\x00\x01 not HTTP \xff\r\n\r\n") }, want: "502"},
+	{name: "HTTP/2 frames", do: func(s *mcpfake.Socket) { s.Say("\x00\x00\x12\x04\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00\x80\r\n") }, want: "502"},
+	{name: "truncated", do: func(s *mcpfake.Socket) { s.Say(okJSON + "Content-Length: 400\r\n\r\n{") }, want: "cut"},
+	{name: "closed before a byte", do: func(*mcpfake.Socket) {}, want: "502"},
+	{name: "reset before a byte", do: func(s *mcpfake.Socket) { s.Reset() }, want: "502"},
+	{name: "reset in the answer", do: func(s *mcpfake.Socket) {
 		s.Say(okSSE + "\r\ndata: {}\n\n")
 		time.Sleep(20 * time.Millisecond)
 		s.Reset()
-	}, "cut"},
-	{"duplicate keys and no UTF-8", func(s *mcpfake.Socket) {
+	}, want: "cut"},
+	{name: "duplicate keys and no UTF-8", do: func(s *mcpfake.Socket) {
 		s.Say(okJSON + "Content-Length: 56\r\n\r\n" + "{\"jsonrpc\":\"2.0\",\"id\":1,\"id\":$ID,\"result\":\"\xff\xfe\",\"id\":[7]}"[:56])
-	}, "200 cut"},
+	}, want: "200 cut"},
 }
 
 // smuggled is an answer behind the answer, for whoever reads on.
@@ -149,73 +155,103 @@ func answersProbes(do func(*mcpfake.Socket)) func(*mcpfake.Socket) {
 func TestHostileUpstreams(t *testing.T) {
 	for _, edge := range edges {
 		t.Run(edge.name, func(t *testing.T) {
-			var routes []Route
-			var servers []*mcpfake.Hostile
-			for i, row := range hostileUpstreams {
-				s, err := mcpfake.Misbehave(answersProbes(row.do))
-				if err != nil {
-					t.Fatal(err)
-				}
-				servers = append(servers, s)
-				routes = append(routes, Route{Name: fmt.Sprintf("r%d", i), Upstreams: []string{s.Addr().String()}})
-			}
-			good := newServer(t)
-			healthy := Route{Name: "good", Upstreams: []string{good.Addr}, Timeout: 10 * time.Second}
-			e := edge.start(t, healthy)
-			awaitUp(t, e, good.Addr)
-			ask(t, e.URL("good"), callBody(`"before"`))
-			goroutines, rss := e.Goroutines(t), e.Proc().RSS(t)
-			e.Reload(t, append(routes, healthy)...)
-			for _, s := range servers {
-				awaitUp(t, e, s.Addr().String())
-			}
-			e.Proc().ResetPeak(t)
-
-			seen := make([][]string, len(hostileUpstreams))
-			var all sync.WaitGroup
-			var mu sync.Mutex
-			for i := range hostileUpstreams {
-				for n := range visitors {
-					all.Go(func() {
-						stay := patience
-						if strings.Contains(hostileUpstreams[i].want, "left") {
-							stay = maxStay
-						}
-						got := visit(stay, e.URL(routes[i].Name), callBody(fmt.Sprintf(`"%d-%d"`, i, n)))
-						mu.Lock()
-						seen[i] = append(seen[i], got)
-						mu.Unlock()
-					})
-				}
-			}
-			for n := range 10 { // meanwhile, others are served
-				ask(t, e.URL("good"), callBody(fmt.Sprintf(`"meanwhile %d"`, n)))
-				time.Sleep(100 * time.Millisecond)
-			}
-			all.Wait()
-			for i, row := range hostileUpstreams {
-				for _, got := range seen[i] {
-					if word, _, _ := strings.Cut(got, " "); !strings.Contains(row.want, word) && word != "503" && word != edge.broken {
-						t.Errorf("%s: a client saw %s, want %s", row.name, got, row.want)
-						break
-					}
-				}
-				t.Logf("%-34s %s", row.name, tally(seen[i]))
-			}
-			if peak := e.Proc().Peak(t); peak > rss+maxGrowth {
-				t.Errorf("memory %d MiB before, %d at most, want at most %d more", rss, peak, maxGrowth)
-			} else {
-				t.Logf("memory %d MiB before, %d at most", rss, peak)
-			}
-			for _, s := range servers {
-				s.Stop()
-			}
-			e.Reload(t, healthy)
-			ask(t, e.URL("good"), callBody(`"after"`))
-			wantGoroutines(t, e, goroutines)
-			wantOnce(t, good)
+			survives(t, edge, hostileUpstreams, listen, Route{})
 		})
 	}
+}
+
+// The same in HTTP/2, where the clients of a server share its connections.
+func TestHostileStreams(t *testing.T) {
+	certificate := newAuthority(t, filepath.Join(t.TempDir(), "ca.pem")).issue(t, time.Hour)
+	overTLS := func() (net.Listener, error) {
+		return tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{*certificate}, NextProtos: []string{"h2", "http/1.1"}})
+	}
+	for _, edge := range edges {
+		t.Run(edge.name, func(t *testing.T) {
+			t.Run("h2c", func(t *testing.T) {
+				survives(t, edge, hostileStreams, listen, Route{Caddy: "transport http {\n\tversions h2c\n}\n", Scheme: "h2c"})
+			})
+			if edge.name == "caddy" {
+				t.Run("tls", func(t *testing.T) {
+					survives(t, edge, hostileStreams, overTLS, Route{Caddy: "transport http {\n\ttls_insecure_skip_verify\n}\n"})
+				})
+			}
+		})
+	}
+}
+
+func listen() (net.Listener, error) { return net.Listen("tcp", "127.0.0.1:0") }
+
+// survives runs a table against a proxy; by is the way to its servers.
+func survives(t *testing.T, edge proxy, rows []hostile, listen func() (net.Listener, error), by Route) {
+	var routes []Route
+	var servers []*mcpfake.Hostile
+	for i, row := range rows {
+		l, err := listen()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := mcpfake.MisbehaveOn(l, answersProbes(row.do))
+		servers = append(servers, s)
+		route := by
+		route.Name, route.Upstreams = fmt.Sprintf("r%d", i), []string{s.Addr().String()}
+		routes = append(routes, route)
+	}
+	good := newServer(t)
+	healthy := Route{Name: "good", Upstreams: []string{good.Addr}, Timeout: 10 * time.Second}
+	e := edge.start(t, healthy)
+	awaitUp(t, e, good.Addr)
+	ask(t, e.URL("good"), callBody(`"before"`))
+	goroutines, rss := e.Goroutines(t), e.Proc().RSS(t)
+	e.Reload(t, append(routes, healthy)...)
+	for _, s := range servers {
+		awaitUp(t, e, s.Addr().String())
+	}
+	e.Proc().ResetPeak(t)
+
+	seen := make([][]string, len(rows))
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	for i, row := range rows {
+		for n := range visitors {
+			all.Go(func() {
+				stay := patience
+				if strings.Contains(row.want, "left") {
+					stay = maxStay
+				}
+				got := visit(stay, e.URL(routes[i].Name), sizedCall(fmt.Sprintf(`"%d-%d"`, i, n), row.size))
+				mu.Lock()
+				seen[i] = append(seen[i], got)
+				mu.Unlock()
+			})
+		}
+	}
+	for n := range 10 { // meanwhile, others are served
+		ask(t, e.URL("good"), callBody(fmt.Sprintf(`"meanwhile %d"`, n)))
+		time.Sleep(100 * time.Millisecond)
+	}
+	all.Wait()
+	for i, row := range rows {
+		for _, got := range seen[i] {
+			if word, _, _ := strings.Cut(got, " "); !strings.Contains(row.want, word) && word != "503" && word != edge.broken {
+				t.Errorf("%s: a client saw %s, want %s", row.name, got, row.want)
+				break
+			}
+		}
+		t.Logf("%-34s %s", row.name, tally(seen[i]))
+	}
+	if peak := e.Proc().Peak(t); peak > rss+maxGrowth {
+		t.Errorf("memory %d MiB before, %d at most, want at most %d more", rss, peak, maxGrowth)
+	} else {
+		t.Logf("memory %d MiB before, %d at most", rss, peak)
+	}
+	for _, s := range servers {
+		s.Stop()
+	}
+	e.Reload(t, healthy)
+	ask(t, e.URL("good"), callBody(`"after"`))
+	wantGoroutines(t, e, goroutines)
+	wantOnce(t, good)
 }
 
 // visit makes a call as a client that has seen enough at some point, and says in
