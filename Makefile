@@ -1,6 +1,7 @@
 # What a newcomer runs: `make run`, then `make test`. CI runs .ci/run, which calls
 # both and `make e2e`.
 
+# go.mod requires the oldest Caddy that works; this is the newest, and what is built.
 CADDY_VERSION  := v2.11.9
 XCADDY_VERSION := v0.4.5
 MODULE         := github.com/mcphealth/mcphealth
@@ -13,7 +14,7 @@ SOURCES := $(shell find mcphealth caddymodule cmd internal docs -name '*.go' -no
 AGAIN := $(if $(CI),$(CURDIR)/.ci/again,)
 GOTEST := $(if $(CI),$(CURDIR)/.ci/gotest,go test)
 
-.PHONY: help run build test yaegi adapt suite e2e page traefik traefik-table traefik-overhead reliability operations soak rules accuracy bench scale fuzz flake lint vuln clean
+.PHONY: help run build test newest yaegi adapt suite e2e page traefik traefik-table traefik-overhead reliability operations soak rules accuracy bench scale fuzz flake lint vuln clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -46,6 +47,15 @@ yaegi: ## the core in Traefik's interpreter
 
 adapt: ## the golden Caddyfiles
 	go test ./caddymodule -run Adapt
+
+# What go.mod becomes in a build with the newest Caddy.
+bin/newest.mod: go.mod go.sum Makefile
+	@mkdir -p bin && cp go.mod $@ && cp go.sum bin/newest.sum
+	go get -modfile=$@ github.com/caddyserver/caddy/v2@$(CADDY_VERSION)
+	go mod tidy -modfile=$@
+
+newest: bin/newest.mod ## the tests of the Caddy module with the newest Caddy, compiled as bin/caddy is
+	CGO_ENABLED=0 $(GOTEST) -modfile=$(CURDIR)/bin/newest.mod -trimpath -tags=nobadger,nomysql,nopgx -count=1 ./caddymodule
 
 suite: bin/mcphealth bin/caddy ## the public bug cases, against the command and Caddy (Python 3.11)
 	PYTHONDONTWRITEBYTECODE=1 python3 test/suite/run.py --open --cmd 'bin/mcphealth probe --json {args} {url}'
@@ -99,11 +109,14 @@ scale: ## many edges, many upstreams: a simulation; draws the curves of docs/sca
 	cd bench && go run ./fleet -write ../docs
 
 FUZZTIME := 30s
-# Instrumenting all of Caddy takes minutes: in CI a test with random Caddyfiles does.
+# Instrumenting all of Caddy takes minutes: in CI the Caddyfile is fuzzed by a binary
+# without, which tries as many texts and sees less of what they reach.
 FUZZED := mcphealth traefikplugin $(if $(CI),,caddymodule)
 fuzz: ## the readers of hostile input and of configuration, FUZZTIME each
 	@for p in $(FUZZED); do for f in $$(grep -ho 'func Fuzz[A-Za-z0-9]*' $$p/*_test.go | cut -d' ' -f2); do \
 		go test ./$$p -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) || exit 1; done; done
+	$(if $(CI),go test $(RACE) -c -o bin/caddymodule.test ./caddymodule && cd caddymodule && \
+		../bin/caddymodule.test -test.run '^$$' -test.fuzz '^FuzzCaddyfile$$' -test.fuzztime 20s -test.fuzzcachedir $(CURDIR)/bin/fuzz)
 
 flake: ## the scheduler tests 500 times, the core three times with the race detector
 	go test ./mcphealth -run 'Threshold|Interval|Watch|Traffic|Close|Hung|Alarm|Pause|ComesBack|RetryAfter|Listeners|Initial|ErrorRate|LearnedHost' -skip 'WatchedConnection|Relapses' -count=500
@@ -129,8 +142,12 @@ vuln-data: ## fetches what vuln needs
 	GOTOOLCHAIN=$(GO_PATCHED) go version
 	go mod download $(VULNDB_OF)
 
-vuln: ## known vulnerabilities that our code reaches, in all modules
-	@db="$(VULNDB)"; for m in $(MODULES); do echo "govulncheck: $$m"; \
+# The root module as it is built, with the newest Caddy: the one that go.mod requires is
+# the oldest that works, and has vulnerabilities of its own (docs/reliability.md).
+vuln: bin/newest.mod ## known vulnerabilities that our code reaches, in all modules
+	@rm -rf bin/newest && mkdir bin/newest && git ls-files -z -co --exclude-standard | xargs -0 cp --parents -t bin/newest
+	@cp bin/newest.mod bin/newest/go.mod && cp bin/newest.sum bin/newest/go.sum
+	@db="$(VULNDB)"; for m in bin/newest/ $(filter-out ./,$(MODULES)); do echo "govulncheck: $$m"; \
 		(cd $$m && GOTOOLCHAIN=$(GO_PATCHED) go run $(GOVULNCHECK) -db "$$db" ./...) || exit 1; done
 
 clean: ## what was built

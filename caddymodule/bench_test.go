@@ -22,7 +22,7 @@ func provisioned(t testing.TB, raw string, dials ...string) (*Policy, *reversepr
 	t.Helper()
 	cfg := fmt.Sprintf(`{"admin":{"disabled":true,"config":{"persist":false}},"storage":{"module":"file_system","root":%q},
 		"logging":{"logs":{"default":{"writer":{"output":"discard"}}}},"apps":{"http":{"servers":{"s":{"listen":["127.0.0.1:0"],"routes":[{"handle":[
-		{"handler":"reverse_proxy","load_balancing":{"selection_policy":%s},"upstreams":[`, t.TempDir(), raw)
+		{"handler":"reverse_proxy","load_balancing":{"selection_policy":%s},"upstreams":[`, storageDir(t), raw)
 	for i, d := range dials {
 		if i > 0 {
 			cfg += ","

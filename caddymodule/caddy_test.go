@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
 	"github.com/stretchr/testify/require"
 
@@ -170,6 +172,24 @@ const globals = `{
 }
 `
 
+// isCaddy210: this is Caddy 2.10, whose transports add no headers of their own.
+var isCaddy210 = func() bool {
+	_, adds := any(new(reverseproxy.HTTPTransport)).(requestHeaderOps)
+	return !adds
+}()
+
+// storageDir is an empty folder for Caddy's storage. Caddy tidies that up in a goroutine
+// which outlives its Stop by a moment, and may put a file where t.TempDir removes.
+func storageDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "caddy")
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		eventually(t, func() bool { return os.RemoveAll(dir) == nil }, "removing %s", dir)
+	})
+	return dir
+}
+
 // newEdge starts Caddy with one site of this body. {addr} is its own address.
 func newEdge(t testing.TB, options, site string) *edge {
 	t.Helper()
@@ -198,7 +218,7 @@ func (e *edge) load(options, site string) {
 
 func (e *edge) adapt(options, site string) []byte {
 	e.t.Helper()
-	text := fmt.Sprintf(globals, e.t.TempDir(), options) + "http://" + e.addr + " {\n" + site + "\n}\n"
+	text := fmt.Sprintf(globals, storageDir(e.t), options) + "http://" + e.addr + " {\n" + site + "\n}\n"
 	out, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(text), map[string]any{"filename": "Caddyfile"})
 	require.NoError(e.t, err)
 	return out

@@ -280,6 +280,8 @@ func (c Check) contradictions() error {
 	case c.Timeout > 0 && c.SlowAfter >= c.Timeout:
 		return fmt.Errorf("slow_after %v can never be: after the timeout of %v an upstream counts as dead; want less, or a longer timeout",
 			time.Duration(c.SlowAfter), time.Duration(c.Timeout))
+	case c.HealthPath != "" && c.HealthPath == c.Path:
+		return fmt.Errorf("health_path %s is the MCP endpoint itself, where a GET opens a stream: want the path of a health document", c.HealthPath)
 	case c.Era == string(mcphealth.SSE) && c.Deep != nil && !*c.Deep:
 		return fmt.Errorf("era sse contradicts deep off: such a server is asked by a handshake in its own stream; leave one of them out")
 	}

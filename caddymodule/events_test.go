@@ -182,6 +182,55 @@ func TestBudgetEvents(t *testing.T) {
 	}, noted.events)
 }
 
+// Events go to webhooks and scripts: they hold no credential, though the server says
+// it again and the path has it.
+func TestNoSecretInEvents(t *testing.T) {
+	const canary = "canary-d41d8cd98f00b204"
+	noted.Lock()
+	noted.events = nil
+	noted.Unlock()
+	t.Setenv("CANARY", canary)
+	a := newServer(t, "a")
+	e := newEdge(t, `events {
+		on healthy test
+		on unhealthy test
+		on budget_burning test
+		on budget_ok test
+	}`, `mcp_guard {
+		sticky
+		session_key {env.CANARY}
+	}
+	reverse_proxy `+a.addr+` {
+		lb_policy mcp_health {
+			path /mcp?key={env.CANARY}
+			header Authorization "Bearer {env.CANARY}"
+			interval 50ms
+			fast 10ms
+			fall 1
+		}
+	}`)
+	waitState(t, a.addr, mcphealth.Up)
+	a.onProbe(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Www-Authenticate", r.Header.Get("Authorization"))
+		http.Error(w, r.Header.Get("Authorization")+r.RequestURI, http.StatusNotFound)
+	})
+	waitState(t, a.addr, mcphealth.Down)
+	require.Equal(t, http.StatusServiceUnavailable, e.do(http.MethodPost, "/mcp?key="+canary, callBody("1"), "Authorization", canary).status)
+	path := checkers.list()[0].path
+	apps.current().announceBudget(path, mcphealth.SeverityNone, mcphealth.SeverityPage, nil)
+	eventually(t, func() bool {
+		noted.Lock()
+		defer noted.Unlock()
+		return len(noted.events) == 3
+	}, "want three events")
+	noted.Lock()
+	defer noted.Unlock()
+	for _, event := range noted.events {
+		require.NotContains(t, event, canary)
+		require.Contains(t, event, `"path":"/mcp?…"`)
+	}
+}
+
 // admin asks the admin API's own handlers.
 func admin(t *testing.T, method, path string) (int, string) {
 	t.Helper()

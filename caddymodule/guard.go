@@ -1,7 +1,9 @@
 package caddymodule
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -103,6 +105,7 @@ type Guard struct {
 	keys         []*mcphealth.SessionKey // that one, and those whose tags are read, too
 	grace        time.Duration
 	keepLost     bool // on_lost 503
+	nobody       bool // sticky, and nobody tells who owns a session
 	drainTimeout time.Duration
 	untagged     atomic.Bool  // said so
 	lostAt       atomic.Int64 // when a lost session was logged last
@@ -146,16 +149,37 @@ func (g *Guard) provisionSessions(ctx caddy.Context) (err error) {
 	g.drainTimeout = time.Duration(or(g.DrainTimeout, caddy.Duration(defaultDrainTimeout)))
 	g.keepLost = g.OnLost == onLost503
 	if g.Sticky {
-		g.keys, err = sessionKeys(ctx, g.SessionKey, g.OldSessionKeys)
-		if err == nil {
-			g.key = g.keys[0]
+		if g.keys, err = sessionKeys(ctx, g.SessionKey, g.OldSessionKeys); err != nil {
+			return err
 		}
+		g.key = g.keys[0]
+		g.nobody, err = nobodyPicks(ctx)
 		return err
 	}
 	if g.SessionKey != "" || g.OldSessionKeys != nil || g.SessionGrace != nil || g.OnLost != "" || g.DrainTimeout != 0 {
 		g.log.Warn("options for sessions have no effect without sticky")
 	}
 	return nil
+}
+
+var errNobodyPicks = errors.New("sticky needs 'lb_policy mcp_health' (or 'dynamic mcp_health') in the reverse_proxy behind mcp_guard, " +
+	"which tells who owns a session, and there is none in the whole configuration: add it, or use mcp_proxy, which has it")
+
+// nobodyPicks reports whether there is no mcp_health policy and no such source in all of
+// the HTTP configuration. Which proxies are behind which guard is known when requests are
+// routed; then, a guard warns.
+func nobodyPicks(ctx caddy.Context) (bool, error) {
+	app, err := appOf(ctx)
+	if err != nil || len(app.allGroups()) > 0 {
+		return false, err
+	}
+	for _, m := range ctx.Modules() {
+		if h, ok := m.(*caddyhttp.App); ok {
+			raw, err := json.Marshal(h.Servers) // without what is loaded, which made a group
+			return !bytes.Contains(raw, []byte(`"mcp_health"`)), err
+		}
+	}
+	return false, nil
 }
 
 // The values of OnLost.
@@ -169,8 +193,19 @@ func (g *Guard) contradictions() error {
 	if g.Hold != nil && *g.Hold == 0 && g.HoldMax > 0 {
 		return fmt.Errorf("hold_max %d contradicts hold 0, with which no request waits: leave one of them out", g.HoldMax)
 	}
+	if g.seen["sticky"] {
+		return nil // off, maybe, for a while
+	}
+	for _, name := range sessionOptions {
+		if g.seen[name] {
+			return fmt.Errorf("%s has no effect without sticky: add that, or 'sticky off' if sessions are meant to go anywhere", name)
+		}
+	}
 	return nil
 }
+
+// sessionOptions are those of guardOptions that need sticky.
+var sessionOptions = []string{"session_key", "old_session_keys", "session_grace", "on_lost", "drain_timeout"}
 
 // Validate checks the settings.
 func (g *Guard) Validate() error {
@@ -187,6 +222,8 @@ func (g *Guard) Validate() error {
 		return fmt.Errorf("on_lost '%s': want 404 or 503", g.OnLost)
 	case g.DrainTimeout < 0:
 		return fmt.Errorf("drain_timeout %v: want 0 or more", time.Duration(g.DrainTimeout))
+	case g.nobody:
+		return errNobodyPicks
 	}
 	return nil
 }

@@ -47,7 +47,7 @@ func TestBadJSON(t *testing.T) {
 				app = "{}"
 			}
 			cfg := `{"admin":{"disabled":true,"config":{"persist":false}},
-				"storage":{"module":"file_system","root":"` + t.TempDir() + `"},
+				"storage":{"module":"file_system","root":"` + storageDir(t) + `"},
 				"logging":{"logs":{"default":{"writer":{"output":"discard"}}}},
 				"apps":{"mcp_health":` + app + `,"http":{"servers":{"s":{"listen":["127.0.0.1:0"],"routes":[{"handle":[` + tt.handler + `]}]}}}}}`
 			require.True(t, json.Valid([]byte(cfg)))
@@ -68,7 +68,7 @@ func proxyJSON(policy string) string {
 // Validating a configuration must not reach out to anybody.
 func TestValidateProbesNobody(t *testing.T) {
 	a := newServer(t, "a")
-	cfg := `{"admin":{"disabled":true},"storage":{"module":"file_system","root":"` + t.TempDir() + `"},
+	cfg := `{"admin":{"disabled":true},"storage":{"module":"file_system","root":"` + storageDir(t) + `"},
 		"logging":{"logs":{"default":{"writer":{"output":"discard"}}}},
 		"apps":{"http":{"servers":{"s":{"listen":["127.0.0.1:0"],"routes":[{"handle":[
 		{"handler":"reverse_proxy","load_balancing":{"selection_policy":{"policy":"mcp_health"}},"upstreams":[{"dial":"` + a.addr + `"}]}]}]}}}}}`

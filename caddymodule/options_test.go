@@ -208,8 +208,8 @@ func TestValidateAsksNobody(t *testing.T) {
 }
 
 // What a tired person might write: blocks of our options, with words that belong to
-// others, twice, without a value. The same promises as FuzzCaddyfile's, which takes
-// minutes to build and so is not run by CI.
+// others, twice, without a value. The same promises as FuzzCaddyfile's, for
+// every run of the tests.
 func TestRandomCaddyfiles(t *testing.T) {
 	names := append(slices.Sorted(maps.Keys(options)), guardOptions...)
 	words := []string{"", "0", "1", "-1", "10s", "1ms", "2", "5s", "forever", "on", "off", "yes", "wait", "mcp", "any_response", "auto", "legacy", "sse", "unknown",

@@ -89,6 +89,9 @@ func TestPolicyIsAskedAgain(t *testing.T) {
 
 // Without a guard, too, the next try goes elsewhere.
 func TestPolicyIsAskedAgainWithoutGuard(t *testing.T) {
+	if isCaddy210 {
+		t.Skip("Caddy 2.10 closes the body with the first try, and so has none for the next; a guard keeps it")
+	}
 	a, b := newServer(t, "a"), newServer(t, "b")
 	e := newEdge(t, "", `reverse_proxy `+a.addr+` `+b.addr+` {
 		lb_policy mcp_health {

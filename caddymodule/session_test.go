@@ -257,7 +257,7 @@ func TestStickyNeverPinsModernRequests(t *testing.T) {
 // same storage.
 func TestStickyKeyIsKept(t *testing.T) {
 	a, b := newReplica(t, "a"), newReplica(t, "b")
-	store := t.TempDir()
+	store := storageDir(t)
 	e := newEdge(t, "", "respond ok")
 	load := func(more string) {
 		text := fmt.Sprintf(globals, store, "") + "http://" + e.addr + " {\n" + guarded("sticky\n"+more, a.addr, b.addr) + "\n}\n"
@@ -457,13 +457,38 @@ func TestStickyOwnerIsRemoved(t *testing.T) {
 	require.Equal(t, "route_absent", r.header.Get("X-Mcp-Health"))
 }
 
-// Without health of ours behind it the guard does not know who answered.
+// Without health of ours behind it the guard does not know who answered. Whether it is
+// there, only the routing of requests tells, if it is anywhere.
 func TestStickyWithoutOurPolicy(t *testing.T) {
 	a := newReplica(t, "a")
-	e := newEdge(t, "", "mcp_guard {\nsticky\n}\nreverse_proxy "+a.addr)
+	e := newEdge(t, "", "mcp_guard {\nsticky\n}\nreverse_proxy /mcp "+a.addr+"\nmcp_proxy /other "+a.addr)
 	id := e.open()
 	require.Equal(t, "a.1", id)
 	require.Equal(t, "a", e.in(id).servedBy())
+}
+
+// Where it is nowhere, sticky is refused before a session is lost by it: also by caddy
+// validate, and wherever the guard stands.
+func TestStickyNeedsThePolicy(t *testing.T) {
+	validate := func(site string) error {
+		text := fmt.Sprintf(globals, storageDir(t), "") + "http://127.0.0.1:1 {\n" + site + "\n}\n"
+		out, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(text), nil)
+		require.NoError(t, err)
+		var cfg caddy.Config
+		require.NoError(t, caddy.StrictUnmarshalJSON(out, &cfg))
+		return caddy.Validate(&cfg)
+	}
+	const guard = "mcp_guard {\nsticky\nsession_key 0123456789abcdef\n}\n"
+	require.ErrorContains(t, validate(guard+"reverse_proxy a:1 b:1"), errNobodyPicks.Error())
+	require.ErrorContains(t, validate("handle /a* {\n"+guard+"reverse_proxy a:1 {\nlb_policy cookie\n}\n}\nmcp_guard /b*\n"), errNobodyPicks.Error())
+	for _, good := range []string{
+		guard + "reverse_proxy a:1 b:1 {\nlb_policy mcp_health\n}",
+		guard + "reverse_proxy {\ndynamic mcp_health {\nsource a x 80\n}\n}",
+		guard + "handle /a* {\nhandle /a/b* {\nreverse_proxy a:1 {\nlb_policy mcp_health\n}\n}\n}",
+		"handle /0* {\nreverse_proxy a:1 {\nlb_policy mcp_health\n}\n}\nhandle {\n" + guard + "reverse_proxy b:1\n}",
+	} {
+		require.NoError(t, validate(good), good)
+	}
 }
 
 // Sessions of a killed owner are never run elsewhere, whatever the proxy would retry.

@@ -160,7 +160,7 @@ func (g *group) dialled(r *http.Request) *member {
 
 // ResetCache passes the wish on if the wrapped source has a cache.
 func (s *Source) ResetCache(r *http.Request) error {
-	if c, ok := s.upstreams.(reverseproxy.CachingUpstreamSource); ok {
+	if c, ok := s.upstreams.(cachingSource); ok {
 		return c.ResetCache(r)
 	}
 	return nil
@@ -234,9 +234,9 @@ func (s *Source) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 
 // Interface guards
 var (
-	_ caddy.Provisioner                  = (*Source)(nil)
-	_ caddy.CleanerUpper                 = (*Source)(nil)
-	_ reverseproxy.UpstreamSource        = (*Source)(nil)
-	_ reverseproxy.CachingUpstreamSource = (*Source)(nil)
-	_ caddyfile.Unmarshaler              = (*Source)(nil)
+	_ caddy.Provisioner           = (*Source)(nil)
+	_ caddy.CleanerUpper          = (*Source)(nil)
+	_ reverseproxy.UpstreamSource = (*Source)(nil)
+	_ cachingSource               = (*Source)(nil)
+	_ caddyfile.Unmarshaler       = (*Source)(nil)
 )

@@ -18,6 +18,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/mcphealth/mcphealth/mcphealth"
@@ -36,11 +37,17 @@ type way struct {
 // newWay reads the handler's transport. Call it after the handler is provisioned.
 func newWay(h *reverseproxy.Handler) *way {
 	w := &way{handler: h, transport: h.Transport}
-	if t, ok := h.Transport.(*reverseproxy.HTTPTransport); ok && t.Transport != nil && !slices.Equal(t.Versions, []string{"3"}) {
+	if t, ok := h.Transport.(*reverseproxy.HTTPTransport); ok && t.Transport != nil && !slices.Equal(t.Versions, []string{"3"}) && !ownH2C(t) {
 		w.http = t
 	}
 	w.identity = w.identify()
 	return w
+}
+
+// ownH2C reports whether t speaks h2c by a transport of its own, beside the exported
+// one, as in Caddy 2.10.
+func ownH2C(t *reverseproxy.HTTPTransport) bool {
+	return slices.Contains(t.Versions, "h2c") && t.Transport.Protocols == nil
 }
 
 // identify hashes the transport's settings. Modules inside them have their JSON
@@ -135,7 +142,7 @@ func (w *way) url(di reverseproxy.DialInfo, path string) (u *url.URL, host strin
 	if w.handler.Rewrite != nil {
 		w.handler.Rewrite.Rewrite(r, repl)
 	}
-	if t, ok := w.transport.(reverseproxy.RequestHeaderOpsTransport); ok {
+	if t, ok := w.transport.(requestHeaderOps); ok {
 		if ops := t.RequestHeaderOps(); ops != nil {
 			ops.ApplyToRequest(r)
 		}
@@ -148,7 +155,7 @@ func (w *way) url(di reverseproxy.DialInfo, path string) (u *url.URL, host strin
 		u.Host = "localhost" // the path of a socket is no URL host; the dial info leads there
 	}
 	switch t := w.transport.(type) {
-	case reverseproxy.HealthCheckSchemeOverriderTransport:
+	case schemeOverrider:
 		t.OverrideHealthCheckScheme(u, di.Port)
 	case reverseproxy.TLSTransport:
 		if t.TLSEnabled() {
@@ -166,6 +173,16 @@ func (w *way) url(di reverseproxy.DialInfo, path string) (u *url.URL, host strin
 	}
 	return u, r.Host, false, nil
 }
+
+// What transports and upstream sources of Caddy 2.11 can do besides; to 2.10, which this
+// module is built for as well, the names in package reverseproxy are unknown.
+type (
+	requestHeaderOps interface{ RequestHeaderOps() *headers.HeaderOps }
+	schemeOverrider  interface {
+		OverrideHealthCheckScheme(base *url.URL, port string)
+	}
+	cachingSource interface{ ResetCache(*http.Request) error }
+)
 
 func isLocal(network string) bool {
 	return caddy.IsUnixNetwork(network) || caddy.IsFdNetwork(network)
@@ -195,8 +212,8 @@ func (nowhere) Write(b []byte) (int, error) { return len(b), nil }
 func (nowhere) WriteHeader(int)             {}
 
 // dialInfoKey is where reverse_proxy's transports look for where to dial
-// (reverseproxy/hosts.go, dialInfoCtxKey), and proxyInfoVar for whose address the
-// PROXY protocol names: our own.
+// (reverseproxy/hosts.go, dialInfoCtxKey; among the variables in Caddy before 2.11.5),
+// and proxyInfoVar for whose address the PROXY protocol names: our own.
 const (
 	dialInfoKey  = caddy.CtxKey("reverse_proxy.dial_info")
 	proxyInfoVar = "reverse_proxy.proxy_protocol_info"
@@ -215,7 +232,7 @@ func (w *way) line(di reverseproxy.DialInfo) *mcphealth.Line {
 	l.Prepare = func(r *http.Request) *http.Request {
 		ctx := context.WithValue(r.Context(), caddy.ReplacerCtxKey, upstreamReplacer(di))
 		ctx = context.WithValue(ctx, dialInfoKey, di)
-		ctx = context.WithValue(ctx, caddyhttp.VarsCtxKey, map[string]any{proxyInfoVar: ownAddr})
+		ctx = context.WithValue(ctx, caddyhttp.VarsCtxKey, map[string]any{proxyInfoVar: ownAddr, string(dialInfoKey): di})
 		ctx = context.WithValue(ctx, caddyhttp.OriginalRequestCtxKey, *r)
 		return r.WithContext(ctx)
 	}

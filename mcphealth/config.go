@@ -118,6 +118,9 @@ func (t Target) Validate() error {
 	if err := t.validateWire(u); err != nil {
 		return err
 	}
+	if path, _, _ := strings.Cut(t.HealthPath, "?"); path != "" && path == u.Path {
+		return fmt.Errorf("%w: health_path %q is the MCP endpoint itself, where a GET opens a stream: want the path of a health document", ErrTarget, t.HealthPath)
+	}
 	return t.validateQuestions()
 }
 
@@ -136,6 +139,9 @@ func (t Target) validateWire(u *url.URL) error {
 		if !isToken(name) {
 			return fmt.Errorf("%w: header name %q: want letters, digits and dashes", ErrTarget, name)
 		}
+		if ownHeader(name) {
+			return fmt.Errorf("%w: header %s contradicts what a probe sets there itself: leave it out", ErrTarget, name)
+		}
 		for i := 0; i < len(values); i++ {
 			if !printable(strings.ReplaceAll(values[i], "\t", " ")) {
 				return fmt.Errorf("%w: value of header %s: want no line break and no control character", ErrTarget, name)
@@ -143,6 +149,16 @@ func (t Target) validateWire(u *url.URL) error {
 		}
 	}
 	return nil
+}
+
+// ownHeader: a question is none without it, or says another thing.
+func ownHeader(name string) bool {
+	switch http.CanonicalHeaderKey(name) {
+	case "Accept", "Accept-Encoding", "Connection", "Content-Length", "Content-Type", "Transfer-Encoding",
+		"Mcp-Method", "Mcp-Name", "Mcp-Protocol-Version", "Mcp-Session-Id":
+		return true
+	}
+	return false
 }
 
 // isToken: RFC 9110 §5.6.2.

@@ -185,8 +185,16 @@ func TestNoSecretShowsInCaddy(t *testing.T) {
 		said[path] = fetch(t, "http://"+admin+path, "")
 	}
 	said["logs"] = p.Output()
+	for line := range strings.Lines(said["logs"]) { // at DEBUG, Caddy logs each event with all its data
+		if strings.Contains(line, `"logger":"events"`) && strings.Contains(line, "mcp_health") {
+			said["events"] += line
+		}
+	}
 	for where, text := range said {
 		wantNoCanary(t, where, text)
+	}
+	if !strings.Contains(said["events"], `"name":"unhealthy"`) || !strings.Contains(said["events"], `"reason":"`) {
+		t.Errorf("no event with its data: the test shows nothing of events\n%s", said["events"])
 	}
 	if !strings.Contains(list, "[redacted]") {
 		t.Errorf("no server repeated a secret that was redacted: the test shows nothing\n%s", list)
