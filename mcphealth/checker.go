@@ -521,14 +521,18 @@ func (c *Checker) pause() time.Duration {
 }
 
 // backOff grows from the fast interval to the full one: an upstream that has
-// just gone is often back within seconds.
+// just gone is often back within seconds. It is less by up to a third: what many edges,
+// or one edge of many upstreams, lost in one instant is not asked in step from then on.
 func (c *Checker) backOff() time.Duration {
 	d := c.sched.Fast
 	for i := 0; i < c.fresh && d < c.sched.Interval; i++ {
 		d += d / 2
 	}
 	c.fresh++
-	return atMostD(d, c.sched.Interval)
+	if d >= c.sched.Interval {
+		return c.pause()
+	}
+	return d - c.share(d/3)
 }
 
 // plan says when the next probe is due, counted from the start of this one.

@@ -307,7 +307,7 @@ func TestDownBacksOffToTheInterval(t *testing.T) {
 		b.checker(t, Schedule{Interval: 10 * time.Second})
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
-		if n := b.probes(); n < 60 || n > 75 {
+		if n := b.probes(); n < 60 || n > 80 {
 			t.Errorf("%d probes of a dead upstream in 10 minutes, want about one per interval and a few fast ones", n)
 		}
 	})

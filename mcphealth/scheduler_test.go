@@ -181,6 +181,33 @@ func TestAllLostAndBack(t *testing.T) {
 	})
 }
 
+// Many edges lose one upstream in one instant. The longer it is away the less they ask
+// in step, so that it does not come back to all of them at once.
+func TestBackOffOutOfStep(t *testing.T) {
+	edges := 1000
+	if raceEnabled {
+		edges = 200
+	}
+	synctest.Test(t, func(t *testing.T) {
+		n := &town{}
+		all := n.populate(t, edges, Schedule{}) // each with a scheduler of its own
+		time.Sleep(time.Minute)
+		n.set(func() { n.lost = true })
+		for _, c := range all {
+			c.bringForward(ending)
+		}
+		time.Sleep(20 * time.Second) // 1 + 1.5 + 2.25 + 3.4 + 5.1 s of pauses, or less
+		n.forget()
+		time.Sleep(20 * time.Second)
+		if got := n.perSecond(); got > edges/2 {
+			t.Errorf("%d of %d edges asked within one second, want them out of step", got, edges)
+		}
+		if got, want := len(n.asked), 2*edges; got < want || got > want*5/4 {
+			t.Errorf("%d probes in 20 s, want %d, or up to a quarter more", got, want)
+		}
+	})
+}
+
 // A process that stood still, as a machine that was suspended, finds all probes due at
 // once.
 func TestAfterAStandstill(t *testing.T) {

@@ -42,6 +42,14 @@ var settings = []setting{
 	{name: "share, no traffic", share: true},
 }
 
+// floor is the least time between two probes of one upstream by one of so many edges.
+func (s setting) floor(edges int) time.Duration {
+	if s.budget == 0 {
+		return 0
+	}
+	return time.Duration(float64(edges) / s.budget * float64(time.Second))
+}
+
 // main runs as a test would: only there does Go have virtual time.
 func main() {
 	testing.Init()
@@ -53,9 +61,15 @@ func simulate(t *testing.T) {
 	edges, upstreams := steps(1, *most), steps(10, *wide)
 	var seen []observed
 	for _, s := range settings {
-		for _, n := range edges {
-			synctest.Test(t, func(*testing.T) { seen = append(seen, watchFleet(s, n)) })
+		watch := func(edges, upstreams int) {
+			began := time.Now()
+			synctest.Test(t, func(*testing.T) { seen = append(seen, watchFleet(s, edges, upstreams)) })
+			fmt.Fprintf(os.Stderr, "%s, %d edges: %v\n", s.name, edges, time.Since(began).Round(10*time.Millisecond))
 		}
+		for _, n := range edges {
+			watch(n, 0)
+		}
+		watch(*most, *wide)
 	}
 	var storms []storm
 	for _, n := range upstreams {
@@ -82,14 +96,14 @@ func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds())
 func show(seen []observed, storms []storm) error {
 	fleet := [][]string{{"setting", "edges", "probes of one upstream per second", "loss known to half of the edges after", "to all after", "edges disagree for"}}
 	for _, o := range seen {
-		fleet = append(fleet, []string{"`" + o.setting.name + "`", fmt.Sprint(o.edges), fmt.Sprintf("%.2f", o.perSecond), seconds(o.half), seconds(o.all), seconds(o.disagree)})
+		fleet = append(fleet, []string{"`" + o.setting.name + "`", o.size(), fmt.Sprintf("%.2f", o.perSecond), seconds(o.half), seconds(o.all), seconds(o.disagree)})
 		if o.setting.name[0] == 'a' {
 			fleet[len(fleet)-1][0] = o.setting.name
 		}
 	}
-	storm := [][]string{{"upstreams of one edge", "steady, probes/s", "all lost: known after", "all back: known after", "most probes in any second"}}
+	storm := [][]string{{"upstreams of one edge", "steady, probes/s", "all lost: known after", "all back: half known after", "all known after", "with a call that waits for each", "most probes in any second"}}
 	for _, s := range storms {
-		storm = append(storm, []string{fmt.Sprint(s.upstreams), fmt.Sprintf("%.0f", s.steady), seconds(s.down), seconds(s.up), fmt.Sprint(s.most)})
+		storm = append(storm, []string{fmt.Sprint(s.upstreams), fmt.Sprintf("%.0f", s.steady), seconds(s.down), seconds(s.half), seconds(s.up), seconds(s.awaited), fmt.Sprint(s.most)})
 	}
 	fmt.Printf("\n%s\n%s\n", report.Table(fleet), report.Table(storm))
 	if *write == "" {
@@ -110,6 +124,14 @@ func show(seen []observed, storms []storm) error {
 	return nil
 }
 
+// size is how many edges there are, and how many upstreams if those are many.
+func (o observed) size() string {
+	if o.upstreams == 0 {
+		return fmt.Sprint(o.edges)
+	}
+	return fmt.Sprintf("%d × %d upstreams", o.edges, o.upstreams)
+}
+
 // curves are the drawings, by the end of their file's name.
 func curves(seen []observed, storms []storm) map[string]chart {
 	of := func(title, y string, logY bool, value func(observed) float64) chart {
@@ -117,7 +139,7 @@ func curves(seen []observed, storms []storm) map[string]chart {
 		for _, s := range settings {
 			l := line{name: s.name}
 			for _, o := range seen {
-				if o.setting.name == s.name {
+				if o.setting.name == s.name && o.upstreams == 0 {
 					l.points = append(l.points, point{float64(o.edges), value(o)})
 				}
 			}
@@ -125,15 +147,18 @@ func curves(seen []observed, storms []storm) map[string]chart {
 		}
 		return c
 	}
-	lost, back := line{name: "all lost: known after"}, line{name: "all back: known after"}
+	lost, half := line{name: "all lost: all known"}, line{name: "all back: half known"}
+	back, awaited := line{name: "all back: all known"}, line{name: "all back, calls wait: all known"}
 	for _, s := range storms {
 		lost.points = append(lost.points, point{float64(s.upstreams), s.down.Seconds()})
+		half.points = append(half.points, point{float64(s.upstreams), s.half.Seconds()})
 		back.points = append(back.points, point{float64(s.upstreams), s.up.Seconds()})
+		awaited.points = append(awaited.points, point{float64(s.upstreams), s.awaited.Seconds()})
 	}
 	return map[string]chart{
 		"probes":   of("How often one upstream is asked", "probes per second", true, func(o observed) float64 { return o.perSecond }),
 		"loss":     of("When all edges know that it is lost", "seconds", false, func(o observed) float64 { return o.all.Seconds() }),
 		"disagree": of("How long edges disagree", "seconds", false, func(o observed) float64 { return o.disagree.Seconds() }),
-		"storm":    {title: "All upstreams of one edge at once", x: "upstreams", y: "seconds", lines: []line{lost, back}},
+		"storm":    {title: "All upstreams of one edge at once", x: "upstreams", y: "seconds", lines: []line{lost, back, half, awaited}},
 	}
 }

@@ -19,6 +19,16 @@ const (
 	latency  = 2 * time.Millisecond // of an answer
 	leased   = interval + interval/5
 
+	// What mcphealth.Limits has by default.
+	leastCeiling = 1000
+	atOnce       = 512
+
+	// corner is how many upstreams stand for the most: 20, the fewest whose part of the
+	// ceiling is still more than they ask for.
+	corner = 20
+	// losses is how many upstreams are lost at once: of many one in ten.
+	losses = 5
+
 	// callEach is how often an edge has a call for an upstream, if there is traffic:
 	// more would change nothing.
 	callEach = 4 * time.Second
@@ -93,23 +103,32 @@ func (u *upstream) checker(s mcphealth.Schedule) *mcphealth.Checker {
 type observed struct {
 	setting   setting
 	edges     int
+	upstreams int     // of each edge; 0: a few, for which nothing is scarce
 	perSecond float64 // probes of one upstream
 	half, all time.Duration
 	disagree  time.Duration // from the first edge that knew to the last
 }
 
 // watchFleet runs a fleet of edges in steady state, and then takes the route to each
-// upstream away.
-func watchFleet(s setting, edges int) observed {
-	o := observed{setting: s, edges: edges}
+// upstream away. Of many upstreams it runs a few, each edge with as much of the ceiling
+// and of the places for probes as is their part, rounded down.
+func watchFleet(s setting, edges, upstreams int) observed {
+	o := observed{setting: s, edges: edges, upstreams: upstreams}
 	sample := max(1, min(5, 300/edges)) // upstreams that stand for all
+	if upstreams > 0 {
+		sample = min(corner, upstreams)
+	}
+	schedulers := make([]*mcphealth.Scheduler, edges)
+	for e := range edges {
+		schedulers[e] = mcphealth.NewScheduler(partOf(sample, upstreams))
+	}
 	var ups []*upstream
 	checkers := make([][]*mcphealth.Checker, sample) // by upstream
 	for i := range sample {
 		u := new(upstream)
 		ups = append(ups, u)
 		for e := range edges {
-			checkers[i] = append(checkers[i], u.checker(schedule(s, u, e, edges)))
+			checkers[i] = append(checkers[i], u.checker(schedule(s, u, e, edges, schedulers[e])))
 		}
 		if s.share {
 			tellEachOther(checkers[i])
@@ -133,21 +152,36 @@ func watchFleet(s setting, edges int) observed {
 			})
 		}
 	}
-	time.Sleep(time.Minute)
+	floor := s.floor(edges)
+	time.Sleep(max(time.Minute, 2*floor)) // by then every edge has asked, and again
 	before := make([]int64, sample)
 	for i, u := range ups {
 		before[i] = u.asked.Load()
 	}
-	const watched = 2 * time.Minute
+	watched := max(2*time.Minute, floor)
+	if s.traffic {
+		watched = max(watched, 10*time.Minute) // that they ask once in a minute is to be seen
+	}
 	time.Sleep(watched)
 	for i, u := range ups {
 		o.perSecond += float64(u.asked.Load()-before[i]) / watched.Seconds() / float64(sample)
 	}
-	for i, u := range ups {
-		half, all, disagree := lose(u, checkers[i])
-		n := time.Duration(sample)
-		o.half, o.all, o.disagree = o.half+half/n, o.all+all/n, o.disagree+disagree/n
+	gone := min(sample, losses)
+	if upstreams > 0 {
+		gone = max(1, sample/10)
 	}
+	var mu sync.Mutex
+	var lost sync.WaitGroup
+	for i, u := range ups[:gone] {
+		lost.Go(func() {
+			half, all, disagree := lose(u, checkers[i])
+			mu.Lock()
+			defer mu.Unlock()
+			n := time.Duration(gone)
+			o.half, o.all, o.disagree = o.half+half/n, o.all+all/n, o.disagree+disagree/n
+		})
+	}
+	lost.Wait()
 	close(stop)
 	for _, all := range checkers {
 		for _, c := range all {
@@ -158,11 +192,17 @@ func watchFleet(s setting, edges int) observed {
 	return o
 }
 
-func schedule(s setting, u *upstream, edge, edges int) mcphealth.Schedule {
-	sched := mcphealth.Schedule{Interval: interval}
-	if s.budget > 0 {
-		sched.Floor = time.Duration(float64(edges) / s.budget * float64(time.Second))
+// partOf is the limits of an edge with that many upstreams, for a sample of them.
+func partOf(sample, upstreams int) mcphealth.Limits {
+	if upstreams == 0 {
+		return mcphealth.Limits{}
 	}
+	ceiling := max(leastCeiling, 2*upstreams/int(interval.Seconds()))
+	return mcphealth.Limits{PerSecond: max(1, ceiling*sample/upstreams), AtOnce: max(1, atOnce*sample/upstreams)}
+}
+
+func schedule(s setting, u *upstream, edge, edges int, scheduler *mcphealth.Scheduler) mcphealth.Schedule {
+	sched := mcphealth.Schedule{Interval: interval, Floor: s.floor(edges), Scheduler: scheduler}
 	if s.share {
 		sched.Lease = func(urgent bool) time.Duration {
 			if urgent {
@@ -219,7 +259,11 @@ func lose(u *upstream, all []*mcphealth.Checker) (half, last, disagree time.Dura
 		})
 	}
 	u.absent.Store(true)
-	<-done
+	select {
+	case <-done:
+	case <-time.After(24 * time.Hour):
+		panic(fmt.Sprintf("after a day %d of %d edges know of the loss", len(at), len(all)))
+	}
 	slices.Sort(at)
 	return at[len(at)/2], at[len(at)-1], at[len(at)-1] - at[0]
 }
@@ -228,8 +272,10 @@ func lose(u *upstream, all []*mcphealth.Checker) (half, last, disagree time.Dura
 type storm struct {
 	upstreams int
 	steady    float64 // probes per second
-	down, up  time.Duration
-	most      int // probes in any second
+	down      time.Duration
+	half, up  time.Duration // back, and nobody waits
+	awaited   time.Duration // back, and a call waits for each
+	most      int           // probes in any second
 }
 
 // errLost is a network that is not there.
@@ -273,14 +319,24 @@ func watchStorm(n int) storm {
 	time.Sleep(20 * time.Second)
 	s.steady = float64(net.asked.Load()-before) / 20
 
-	net.cut.Store(true)
-	for _, c := range all { // every watched connection has ended
+	lose := func() {
+		net.cut.Store(true)
+		for _, c := range all { // every watched connection has ended
+			c.Probe()
+		}
+		s.down = until(all, n, mcphealth.Down)
+		time.Sleep(20 * time.Second)
+		net.cut.Store(false)
+	}
+	lose()
+	s.half = until(all, (n+1)/2, mcphealth.Up)
+	s.up = s.half + until(all, n, mcphealth.Up)
+	time.Sleep(time.Minute)
+	lose()
+	for _, c := range all { // each held call asks
 		c.Probe()
 	}
-	s.down = until(all, mcphealth.Down)
-	time.Sleep(20 * time.Second)
-	net.cut.Store(false)
-	s.up = until(all, mcphealth.Up)
+	s.awaited = until(all, n, mcphealth.Up)
 	for _, c := range all {
 		_ = c.Close()
 	}
@@ -296,13 +352,19 @@ func watchStorm(n int) storm {
 	return s
 }
 
-// until waits until all are in a state.
-func until(all []*mcphealth.Checker, state mcphealth.State) time.Duration {
+// until waits until that many are in a state.
+func until(all []*mcphealth.Checker, many int, state mcphealth.State) time.Duration {
 	start := time.Now()
-	for _, c := range all {
-		for c.Snapshot().State != state {
-			time.Sleep(10 * time.Millisecond)
+	for {
+		in := 0
+		for _, c := range all {
+			if c.Snapshot().State == state {
+				in++
+			}
 		}
+		if in >= many {
+			return time.Since(start)
+		}
+		time.Sleep(50 * time.Millisecond)
 	}
-	return time.Since(start)
 }
