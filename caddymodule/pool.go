@@ -136,7 +136,7 @@ func (p *pool) acquire(q question, upstream string, owner *App, line func() *mcp
 		return nil, err
 	}
 	e := &entry{}
-	q.Schedule.Scheduler, q.Schedule.Lease = scheduler, e.lease
+	q.Schedule.Scheduler, q.Schedule.Lease, q.Schedule.Tell = scheduler, e.lease, e.tell
 	checker, err := mcphealth.NewChecker(prober, q.Schedule)
 	if err != nil {
 		return nil, err
@@ -194,10 +194,14 @@ func (e *entry) changed(c mcphealth.Change) {
 	announce(e, c)
 }
 
-// probed counts a probe, and passes on what it found out.
+// probed counts a probe.
 func (e *entry) probed(r mcphealth.Result) {
 	e.account.probed(r)
 	e.count()
+}
+
+// tell passes on what a probe found out.
+func (e *entry) tell(r mcphealth.Result) {
 	if s := currentSharer(); s != nil {
 		s.tell(e, r)
 	}

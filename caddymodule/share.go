@@ -182,7 +182,7 @@ func (s *sharer) receive(payload string) {
 		return
 	}
 	for _, e := range checkers.sharing(t.Key) {
-		e.hear(t.Result)
+		e.hear(t)
 	}
 }
 
@@ -190,10 +190,10 @@ func (s *sharer) receive(payload string) {
 const maxTold = 10 << 10
 
 // hear counts what another edge found out, if it is to be believed.
-func (e *entry) hear(result []byte) bool {
-	r, err := mcphealth.ReadShared(result)
+func (e *entry) hear(t told) bool {
+	r, err := mcphealth.ReadShared(t.Result)
 	if err == nil {
-		e.checker.Hear(r)
+		e.checker.Hear(t.Edge, r)
 	}
 	return err == nil
 }
@@ -203,15 +203,14 @@ func (s *sharer) tell(e *entry, r mcphealth.Result) {
 	if e.shared == "" || r.Reason == mcphealth.Canceled || s.isAway() {
 		return
 	}
-	result := r.Share()
-	message, err := json.Marshal(told{Edge: s.edge, Key: e.shared, Result: result})
+	message, err := json.Marshal(told{Edge: s.edge, Key: e.shared, Result: r.Share()})
 	if err != nil {
 		return // cannot happen: the result is JSON
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 	defer cancel()
 	pipe := s.client.Pipeline()
-	pipe.Set(ctx, sharePrefix+e.shared+":last", result, 2*e.interval)
+	pipe.Set(ctx, sharePrefix+e.shared+":last", message, 2*e.interval)
 	pipe.Publish(ctx, s.pubsub, message)
 	if _, err := pipe.Exec(ctx); err != nil {
 		s.lost(err)
@@ -257,8 +256,9 @@ func (s *sharer) lease(e *entry, urgent bool) time.Duration {
 	}
 	heard := e.checker.Snapshot().LastAt
 	if heard.IsZero() {
-		last, _ := answer[1].(string)
-		if len(last) == 0 || !e.hear([]byte(last)) {
+		var last told
+		said, _ := answer[1].(string)
+		if len(said) > maxTold || json.Unmarshal([]byte(said), &last) != nil || !e.hear(last) {
 			return 0 // nothing is known of it: better to ask than to wait
 		}
 	} else if time.Since(heard) > 2*length {

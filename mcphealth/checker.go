@@ -69,6 +69,7 @@ type Checker struct {
 	skipped   int                 // intervals in a row that traffic stood in for
 	fresh     int                 // probes since the upstream went down, or none found out
 	threshold threshold
+	opinions  opinions
 	peers     []*Peers
 	nextID    int
 	onChange  map[int]func(Change)
@@ -85,6 +86,8 @@ const (
 	silence       // live requests get no answers
 	ending        // the watched connection ended
 	strange       // a live answer was none of an MCP server
+	rumor         // one other edge alone says that it is dead
+	dispute       // another edge says otherwise than this one has seen, or than it could know
 )
 
 // NewChecker makes a checker that Start sets going. The error wraps ErrSchedule.
@@ -319,6 +322,7 @@ func (c *Checker) run() bool {
 		return false
 	}
 	why, start := c.alarm, time.Now()
+	alone := why == dispute || c.disputed()
 	c.running, c.again, c.alarm, c.skipped = true, false, none, 0
 	c.last = start
 	ctx, cancel := context.WithCancel(context.Background())
@@ -326,20 +330,22 @@ func (c *Checker) run() bool {
 	c.mu.Unlock()
 	defer cancel()
 
-	if c.sched.Lease != nil {
+	if c.sched.Lease != nil && !alone {
 		if wait := c.sched.Lease(why != none); wait > 0 {
 			c.leave(wait, why)
 			return false
 		}
 	}
-	c.conclude(c.ask(ctx), start, why)
+	c.conclude(c.ask(ctx), start, why, alone)
 	return true
 }
 
 // leave is the end of a turn in which another edge probes.
 func (c *Checker) leave(wait time.Duration, why alarm) {
 	c.mu.Lock()
-	c.alarm = why
+	if c.alarm == none {
+		c.alarm = why
+	}
 	c.plan(time.Now(), wait)
 	c.done()
 	c.mu.Unlock()
@@ -357,12 +363,17 @@ func (c *Checker) ask(ctx context.Context) (r Result) {
 }
 
 // conclude counts a result, plans the next probe and tells the listeners.
-func (c *Checker) conclude(r Result, start time.Time, why alarm) {
+func (c *Checker) conclude(r Result, start time.Time, why alarm, alone bool) {
 	c.mu.Lock()
+	if r.Reason == EndpointNotFound && c.opinions.lived {
+		r.Verdict, r.Reason = Dead, RouteAbsent // another edge had answers here
+	}
 	vote := r.Verdict
 	if vote == Dead && noAnswer(r.Reason) && c.lastRPC.Load() > int64(start.Sub(c.born)) {
 		vote = Unknown // clients got answers meanwhile: this vote is from before
 	}
+	news := !alone || c.contradicts(vote)
+	c.saw(vote, start)
 	change, changed := c.count(r, vote, 1)
 	c.after(r, start, why)
 	changes, results := c.listeners()
@@ -378,6 +389,9 @@ func (c *Checker) conclude(r Result, start time.Time, why alarm) {
 	}
 	for i := 0; changed && i < len(changes); i++ {
 		changes[i](change)
+	}
+	if news && c.sched.Tell != nil {
+		c.sched.Tell(r)
 	}
 
 	c.mu.Lock()
@@ -483,6 +497,9 @@ func (c *Checker) after(r Result, start time.Time, why alarm) {
 	if r.Verdict.Vote() > 0 {
 		c.fresh = 0
 		c.falseAlarm(why)
+	}
+	if (why == rumor || why == dispute) && r.Verdict.Vote()*c.opinions.heard < 0 {
+		c.doubt[why] = time.Now().Add(c.sched.Interval) // this edge has made sure
 	}
 	if d := atMostD(r.RetryAfter, maxRetryAfter); r.Verdict == Degraded && d > pause {
 		pause = d

@@ -36,6 +36,12 @@ func (b *bubble) set(mode string) {
 	b.mu.Unlock()
 }
 
+func (b *bubble) is(mode string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.mode == mode
+}
+
 // kill ends all connections, as the end of the process would.
 func (b *bubble) kill() {
 	b.mu.Lock()

@@ -260,8 +260,13 @@ type Schedule struct {
 	Scheduler *Scheduler
 	// Lease, if set, is asked before each probe: 0 to probe, or after how long to ask
 	// again, because another edge probes and tells (Checker.Hear). urgent: live requests
-	// fail or wait, or a connection has ended. It may block for as long as a probe may.
+	// fail or wait, a connection has ended, or what one edge says needs a second one. It
+	// may block for as long as a probe may. It is not asked while this edge and others
+	// disagree: then each of them probes for itself.
 	Lease func(urgent bool) time.Duration
+	// Tell, if set, is called after each probe whose result is news for the edges that
+	// Lease keeps from probing, as Checker.OnResult's function is.
+	Tell func(Result)
 }
 
 // WithDefaults fills in what is not set.

@@ -88,11 +88,86 @@ func cleanDetail(s string) string {
 	return s + clean(string(runes))
 }
 
-// Hear counts what another edge found out just now as a probe of one's own, and puts
-// the next one off: it is due when nothing has been heard for a fifth more than an
-// interval. OnChange is told, OnResult is not. A dead vote is none where clients had
-// answers from here within the fast interval, or, if it is about silence, the whole one.
-func (c *Checker) Hear(r Result) {
+// opinions is what this edge has seen of the upstream itself, and what it has heard.
+type opinions struct {
+	own     int    // the sign of the last vote of its own; 0: none yet
+	ownAt   int64  // when that probe began, by clock
+	since   int64  // when the first of those in a row did
+	heard   int    // the sign of the last vote that it heard
+	heardAt int64  // when
+	accuser string // who cast the last vote down in a row that was heard; "": nobody
+	several bool   // more than one edge cast them, or this one
+	lived   bool   // another edge had answers of an MCP server
+}
+
+// saw notes a vote of this edge's own.
+func (c *Checker) saw(vote Verdict, start time.Time) {
+	o, sign := &c.opinions, vote.Vote()
+	if sign == 0 {
+		return
+	}
+	o.ownAt = int64(start.Sub(c.born))
+	if sign != o.own {
+		o.own, o.since = sign, o.ownAt
+	}
+	o.accuser, o.several = "", sign < 0
+}
+
+// heard notes a vote of another edge that counts.
+func (c *Checker) heard(from string, sign int) {
+	o := &c.opinions
+	switch {
+	case sign > 0:
+		o.accuser, o.several, o.lived = "", false, true
+	case sign < 0:
+		o.several = o.several || o.accuser != "" && o.accuser != from
+		o.accuser = from
+	}
+}
+
+// seen is the sign of what this edge has seen itself: by its last probe, if that was
+// lately or the upstream is still down from it, or as its own traffic was in trouble. 0
+// is nothing. What it is about to look at, because others took it down, stays down until
+// then.
+func (c *Checker) seen() int {
+	switch o := c.opinions; {
+	case c.alarm == failure || c.alarm == silence || c.alarm == ending || c.alarm == strange:
+		return -1
+	case c.threshold.state == Down && (o.own < 0 || c.alarm == dispute):
+		return -1
+	case o.own != 0 && c.clock()-o.ownAt < int64(c.sched.Interval+c.sched.Interval/3):
+		return o.own
+	}
+	return 0
+}
+
+// disputed: this edge cannot reach the upstream, and others say that they can. Then it
+// asks for itself: what it finds out is about its own way there.
+func (c *Checker) disputed() bool {
+	o := c.opinions
+	return o.own < 0 && o.heard > 0 && o.heardAt > o.since && c.clock()-o.heardAt < int64(2*c.sched.Interval)
+}
+
+// contradicts: others would learn something from this vote of an edge that asked for
+// itself: that the upstream lives, or a second opinion that it does not.
+func (c *Checker) contradicts(vote Verdict) bool {
+	sign := vote.Vote()
+	return c.opinions.heard < 0 && (sign > 0 || sign < 0 && c.threshold.state != Down)
+}
+
+// Hear counts what another edge, whose name is from, found out just now as a probe of
+// one's own, and puts the next one off: it is due when nothing has been heard for a fifth
+// more than an interval. OnChange is told, OnResult is not. What this edge has seen
+// itself outranks what it hears, which then counts for nothing and has it look again:
+//
+//   - A dead vote is none where clients had answers from here within the fast interval,
+//     or, if it is about silence, the whole one.
+//   - No vote counts against what the last probe from here found, within an interval and
+//     a third.
+//   - Votes of one other edge alone take nothing down: its own network may be broken. A
+//     second one looks, at once. What they took down all the same is asked from here
+//     within an interval.
+func (c *Checker) Hear(from string, r Result) {
 	c.mu.Lock()
 	if c.closed || c.paused || !c.started {
 		c.mu.Unlock()
@@ -100,23 +175,71 @@ func (c *Checker) Hear(r Result) {
 	}
 	r.URL = c.p.target.URL
 	r.At = time.Now()
-	vote := r.Verdict
-	if vote == Dead && (c.answeredWithin(c.sched.Fast) || noAnswer(r.Reason) && c.answeredWithin(c.sched.Interval)) {
-		vote = Unknown
+	sign := r.Verdict.Vote()
+	look, spread := none, time.Duration(0)
+	counts := true
+	switch t := c.threshold; {
+	case sign < 0 && (c.answeredWithin(c.sched.Fast) || noAnswer(r.Reason) && c.answeredWithin(c.sched.Interval)):
+		counts = false
+	case sign*c.seen() < 0:
+		counts, look, spread = false, dispute, c.sched.Fast
+	case sign < 0 && t.state != Down && t.downs+1 >= t.fall && !c.seconded(from):
+		counts, look, spread = false, rumor, confirmAfter
+		c.suspect()
 	}
-	change, changed := c.count(r, vote, 0)
-	if vote.Vote() > 0 {
-		c.alarm = none
-		c.fresh = 0
+	if sign != 0 {
+		c.opinions.heard, c.opinions.heardAt = sign, c.clock()
 	}
-	if !c.running && c.alarm == none {
-		c.due(c.sched.Interval + c.sched.Interval/5 + c.share(c.sched.Interval/10))
+	var change Change
+	changed := false
+	if counts {
+		before := c.threshold.state
+		c.heard(from, sign)
+		change, changed = c.count(r, r.Verdict, 0)
+		if sign > 0 {
+			c.fresh = 0
+			if c.alarm != dispute {
+				c.alarm = none
+			}
+		}
+		if c.threshold.state == Down && before != Down {
+			look, spread = dispute, c.sched.Interval
+		}
 	}
+	c.put(look, spread)
 	changes, _ := c.listeners()
 	c.mu.Unlock()
 	for i := 0; changed && i < len(changes); i++ {
 		changes[i](change)
 	}
+}
+
+// put plans the next probe after something was heard: soon, at a random moment within
+// spread, if this edge has to look itself.
+func (c *Checker) put(look alarm, spread time.Duration) {
+	if c.running {
+		if look == rumor {
+			c.again, c.alarm = true, look
+		}
+		return
+	}
+	if look == none {
+		if c.alarm == none {
+			c.due(c.sched.Interval + c.sched.Interval/5 + c.share(c.sched.Interval/10))
+		}
+		return
+	}
+	c.alarm = look
+	wait := c.patience(look) + c.share(spread)
+	if time.Until(c.Snapshot().Next) > wait {
+		c.due(wait)
+	}
+}
+
+// seconded: what from says is not its word alone.
+func (c *Checker) seconded(from string) bool {
+	o := c.opinions
+	return o.several || o.accuser != "" && o.accuser != from || c.seen() < 0
 }
 
 // answeredWithin: a client had an answer within the last d.

@@ -2,6 +2,7 @@ package mcphealth
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -33,14 +34,11 @@ func (f *fleetOf) lease(edge int64, length time.Duration) func(bool) time.Durati
 	}
 }
 
-func newFleet(t *testing.T, b *bubble, size int) *fleetOf {
+// newFleet starts edges, each of which sees the upstream as at says.
+func newFleet(t *testing.T, at func(edge int) *bubble, size int) *fleetOf {
 	f := &fleetOf{}
 	for i := range size {
-		c := b.idle(t, Schedule{NoWatch: true, Lease: f.lease(int64(i+1), 12*time.Second)})
-		f.edges = append(f.edges, c)
-	}
-	for i, c := range f.edges {
-		c.OnResult(func(r Result) {
+		tell := func(r Result) {
 			if f.away.Load() {
 				return
 			}
@@ -50,10 +48,14 @@ func newFleet(t *testing.T, b *bubble, size int) *fleetOf {
 			}
 			for j, o := range f.edges {
 				if j != i {
-					o.Hear(heard)
+					o.Hear(fmt.Sprint(i), heard)
 				}
 			}
-		})
+		}
+		c := at(i).idle(t, Schedule{NoWatch: true, Lease: f.lease(int64(i+1), 12*time.Second), Tell: tell})
+		f.edges = append(f.edges, c)
+	}
+	for _, c := range f.edges {
 		c.Start()
 		time.Sleep(100 * time.Millisecond)
 	}
@@ -65,7 +67,7 @@ func newFleet(t *testing.T, b *bubble, size int) *fleetOf {
 func TestShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &bubble{mode: "modern"}
-		f := newFleet(t, b, 10)
+		f := newFleet(t, func(int) *bubble { return b }, 10)
 		time.Sleep(10 * time.Minute)
 		for _, c := range f.edges {
 			wantState(t, c, Up, OK)
@@ -107,6 +109,117 @@ func TestShare(t *testing.T) {
 	})
 }
 
+// A network breaks between some edges and the upstream: on each edge the verdict changes
+// as often as what that edge can reach, and no edge takes another one's upstream away.
+func TestSharePartition(t *testing.T) {
+	for _, blind := range []int{1, 5, 9} {
+		for _, traffic := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d of 10 edges cut off, traffic %v", blind, traffic), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { partition(t, blind, traffic) })
+			})
+		}
+	}
+}
+
+func partition(t *testing.T, blind int, traffic bool) {
+	here, there := &bubble{mode: "modern"}, &bubble{mode: "modern"} // the same upstream, over two ways
+	at := func(i int) *bubble {
+		if i < blind { // the first holds the lease
+			return there
+		}
+		return here
+	}
+	f := newFleet(t, at, 10)
+	moves := make([]atomic.Int64, 10)
+	for i, c := range f.edges {
+		c.OnChange(func(ch Change) {
+			if (ch.From == Down) != (ch.To == Down) {
+				moves[i].Add(1)
+			}
+		})
+	}
+	stop := make(chan struct{})
+	defer close(stop)
+	for i, c := range f.edges {
+		go func() {
+			for traffic {
+				select {
+				case <-stop:
+					return
+				case <-time.After(3 * time.Second):
+				}
+				if c.Tier() == TierDown {
+					continue
+				}
+				c.Sent()
+				if at(i).is("refused") {
+					c.Failed(Refused)
+				} else {
+					c.Answered("")
+				}
+			}
+		}()
+	}
+	time.Sleep(time.Minute)
+	there.set("refused")
+	time.Sleep(30 * time.Second)
+	probes := here.probes()
+	for range 20 {
+		time.Sleep(30 * time.Second)
+		for i, c := range f.edges {
+			want := Up
+			if i < blind {
+				want = Down
+			}
+			if s := c.Snapshot(); s.State != want && (want == Up || traffic || s.Probes > 2) { // who has not looked cannot know
+				t.Errorf("edge %d of %d that are cut off: %s (%s) after %d probes, want %s", i, blind, s.State, s.Reason, s.Probes, want)
+			}
+		}
+	}
+	if n := here.probes() - probes; n > 80 {
+		t.Errorf("%d probes of the edges that see it in 10 minutes, want about the 63 of one", n)
+	}
+	there.set("modern")
+	time.Sleep(30 * time.Second)
+	for i, c := range f.edges {
+		wantState(t, c, Up, OK)
+		most := int64(2) // down and up again
+		if i >= blind && blind == 1 {
+			most = 0 // one edge alone convinces nobody; several may, for an interval
+		}
+		if n := moves[i].Load(); n > most {
+			t.Errorf("edge %d: %d moves down or up, want at most %d", i, n, most)
+		}
+	}
+	here.set("refused")
+	there.set("refused")
+	time.Sleep(12 * time.Second)
+	for _, c := range f.edges {
+		wantState(t, c, Down, Refused)
+	}
+}
+
+// An edge that never asked itself knows a lost route by what others have heard there.
+func TestShareLostRoute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		f := newFleet(t, func(int) *bubble { return b }, 3)
+		time.Sleep(time.Minute)
+		b.set("gone")
+		time.Sleep(12 * time.Second)
+		for i, c := range f.edges {
+			if s := c.Snapshot(); s.State != Down || s.Reason != RouteAbsent {
+				t.Errorf("edge %d: %s (%s), want down (route_absent)", i, s.State, s.Reason)
+			}
+		}
+		b.set("modern")
+		time.Sleep(12 * time.Second)
+		for _, c := range f.edges {
+			wantState(t, c, Up, OK)
+		}
+	})
+}
+
 // What an edge sees in its own traffic outranks what others say.
 func TestHearAgainstTraffic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -116,17 +229,18 @@ func TestHearAgainstTraffic(t *testing.T) {
 		for range 20 {
 			c.Sent()
 			c.Answered("")
-			c.Hear(Result{Verdict: Dead, Reason: Refused})
+			c.Hear("b", Result{Verdict: Dead, Reason: Refused})
 			time.Sleep(500 * time.Millisecond)
 		}
 		wantState(t, c, Up, OK)
 		time.Sleep(5 * time.Second) // no traffic any more
 		for range 2 {
-			c.Hear(Result{Verdict: Dead, Reason: Timeout})
+			c.Hear("b", Result{Verdict: Dead, Reason: Timeout})
 		}
 		wantState(t, c, Up, OK) // answers within the interval
 		for range 2 {
-			c.Hear(Result{Verdict: Dead, Reason: Refused})
+			c.Hear("b", Result{Verdict: Dead, Reason: Refused})
+			c.Hear("c", Result{Verdict: Dead, Reason: Refused})
 		}
 		wantState(t, c, Down, Refused)
 		if c.Snapshot().Probes != 1 {

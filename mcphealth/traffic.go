@@ -65,11 +65,16 @@ func (c *Checker) Doubted() {
 // It is no vote: others are preferred, and a probe decides, at once.
 func (c *Checker) Failed(_ Reason) {
 	c.waiting.Add(-1)
+	c.suspect()
+	c.bringForward(failure)
+}
+
+// suspect has others preferred until the next result.
+func (c *Checker) suspect() {
 	t := c.tier.Load()
 	if t == int32(TierUp) || t == int32(TierDegraded) {
 		c.tier.CompareAndSwap(t, int32(TierSuspect))
 	}
-	c.bringForward(failure)
 }
 
 // clock is the time since the checker was made, in nanoseconds: it does not jump

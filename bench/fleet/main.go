@@ -71,11 +71,19 @@ func simulate(t *testing.T) {
 		}
 		watch(*most, *wide)
 	}
+	var cuts []partition
+	for _, n := range edges[1:] {
+		for _, cut := range []int{1, n / 2, n - 1} {
+			if len(cuts) == 0 || cuts[len(cuts)-1].edges != n || cuts[len(cuts)-1].cut < cut {
+				synctest.Test(t, func(*testing.T) { cuts = append(cuts, watchPartition(n, cut)) })
+			}
+		}
+	}
 	var storms []storm
 	for _, n := range upstreams {
 		synctest.Test(t, func(*testing.T) { storms = append(storms, watchStorm(n)) })
 	}
-	if err := show(seen, storms); err != nil {
+	if err := show(seen, cuts, storms); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -93,7 +101,7 @@ func steps(least, most int) (all []int) {
 func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
 
 // show prints the tables, and writes them and the curves where they belong.
-func show(seen []observed, storms []storm) error {
+func show(seen []observed, cuts []partition, storms []storm) error {
 	fleet := [][]string{{"setting", "edges", "probes of one upstream per second", "loss known to half of the edges after", "to all after", "edges disagree for"}}
 	for _, o := range seen {
 		fleet = append(fleet, []string{"`" + o.setting.name + "`", o.size(), fmt.Sprintf("%.2f", o.perSecond), seconds(o.half), seconds(o.all), seconds(o.disagree)})
@@ -105,12 +113,19 @@ func show(seen []observed, storms []storm) error {
 	for _, s := range storms {
 		storm = append(storm, []string{fmt.Sprint(s.upstreams), fmt.Sprintf("%.0f", s.steady), seconds(s.down), seconds(s.half), seconds(s.up), seconds(s.awaited), fmt.Sprint(s.most)})
 	}
-	fmt.Printf("\n%s\n%s\n", report.Table(fleet), report.Table(storm))
+	cut := [][]string{{"edges", "cut off", "moves down or up: of an edge that sees it", "of one that is cut off", "wrong after 30 s", "probes that it gets per second"}}
+	for _, p := range cuts {
+		cut = append(cut, []string{fmt.Sprint(p.edges), fmt.Sprint(p.cut), fmt.Sprint(p.see), fmt.Sprint(p.blind), fmt.Sprint(p.wrong), fmt.Sprintf("%.2f", p.perSecond)})
+	}
+	fmt.Printf("\n%s\n%s\n%s\n", report.Table(fleet), report.Table(cut), report.Table(storm))
 	if *write == "" {
 		return nil
 	}
 	page := filepath.Join(*write, "scale.md")
 	if err := report.ReplaceSection(page, "fleet", report.Table(fleet)); err != nil {
+		return err
+	}
+	if err := report.ReplaceSection(page, "cut", report.Table(cut)); err != nil {
 		return err
 	}
 	if err := report.ReplaceSection(page, "storm", report.Table(storm)); err != nil {

@@ -53,11 +53,7 @@ type upstream struct {
 // RoundTrip answers as a server of 2026-07-28 does.
 func (u *upstream) RoundTrip(r *http.Request) (*http.Response, error) {
 	u.asked.Add(1)
-	u.mu.Lock()
-	if u.keep {
-		u.starts = append(u.starts, time.Now())
-	}
-	u.mu.Unlock()
+	u.note()
 	time.Sleep(latency)
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -74,6 +70,15 @@ func (u *upstream) RoundTrip(r *http.Request) (*http.Response, error) {
 		Body: io.NopCloser(strings.NewReader(answer)), Request: r}, nil
 }
 
+// note keeps the moment at which a probe began.
+func (u *upstream) note() {
+	if u.keep {
+		u.mu.Lock()
+		u.starts = append(u.starts, time.Now())
+		u.mu.Unlock()
+	}
+}
+
 // permit is the lease as a store keeps it.
 func (u *upstream) permit(edge int) time.Duration {
 	u.lease.Lock()
@@ -86,9 +91,9 @@ func (u *upstream) permit(edge int) time.Duration {
 	return 0
 }
 
-// checker is edge's checker of u.
-func (u *upstream) checker(s mcphealth.Schedule) *mcphealth.Checker {
-	p, err := mcphealth.NewProber(mcphealth.Target{URL: "http://upstream.test/mcp"}, mcphealth.NewForeignLine(u))
+// newChecker checks what is at url, at the end of way.
+func newChecker(url string, way http.RoundTripper, s mcphealth.Schedule) *mcphealth.Checker {
+	p, err := mcphealth.NewProber(mcphealth.Target{URL: url}, mcphealth.NewForeignLine(way))
 	if err != nil {
 		panic(err)
 	}
@@ -128,10 +133,11 @@ func watchFleet(s setting, edges, upstreams int) observed {
 		u := new(upstream)
 		ups = append(ups, u)
 		for e := range edges {
-			checkers[i] = append(checkers[i], u.checker(schedule(s, u, e, edges, schedulers[e])))
-		}
-		if s.share {
-			tellEachOther(checkers[i])
+			sched := schedule(s, u, e, edges, schedulers[e])
+			if s.share {
+				sched.Tell = tellAll(&checkers[i], e)
+			}
+			checkers[i] = append(checkers[i], newChecker("http://upstream.test/mcp", u, sched))
 		}
 	}
 	stop := make(chan struct{})
@@ -214,20 +220,19 @@ func schedule(s setting, u *upstream, edge, edges int, scheduler *mcphealth.Sche
 	return sched
 }
 
-// tellEachOther has each hear what one of them finds out.
-func tellEachOther(all []*mcphealth.Checker) {
-	for i, c := range all {
-		c.OnResult(func(r mcphealth.Result) {
-			heard, err := mcphealth.ReadShared(r.Share())
-			if err != nil {
-				panic(err)
+// tellAll has all but edge hear what edge finds out.
+func tellAll(all *[]*mcphealth.Checker, edge int) func(mcphealth.Result) {
+	from := fmt.Sprint(edge)
+	return func(r mcphealth.Result) {
+		heard, err := mcphealth.ReadShared(r.Share())
+		if err != nil {
+			panic(err)
+		}
+		for i, c := range *all {
+			if i != edge {
+				c.Hear(from, heard)
 			}
-			for j, o := range all {
-				if j != i {
-					o.Hear(heard)
-				}
-			}
-		})
+		}
 	}
 }
 
@@ -289,9 +294,7 @@ type cable struct {
 // RoundTrip goes through the cable, if it is not cut.
 func (c cable) RoundTrip(r *http.Request) (*http.Response, error) {
 	if c.cut.Load() {
-		c.mu.Lock()
-		c.starts = append(c.starts, time.Now())
-		c.mu.Unlock()
+		c.note()
 		return nil, errLost
 	}
 	return c.upstream.RoundTrip(r)
@@ -303,14 +306,7 @@ func watchStorm(n int) storm {
 	scheduler := mcphealth.NewScheduler(mcphealth.Limits{})
 	var all []*mcphealth.Checker
 	for i := range n {
-		p, err := mcphealth.NewProber(mcphealth.Target{URL: fmt.Sprintf("http://u%d.test/mcp", i)}, mcphealth.NewForeignLine(net))
-		if err != nil {
-			panic(err)
-		}
-		c, err := mcphealth.NewChecker(p, mcphealth.Schedule{Interval: interval, Scheduler: scheduler})
-		if err != nil {
-			panic(err)
-		}
+		c := newChecker(fmt.Sprintf("http://u%d.test/mcp", i), net, mcphealth.Schedule{Interval: interval, Scheduler: scheduler})
 		all = append(all, c)
 		c.Start()
 	}
@@ -350,6 +346,82 @@ func watchStorm(n int) storm {
 		s.most = max(s.most, i-from+1)
 	}
 	return s
+}
+
+// partition is what a fleet that shares does when some of its edges are cut off from the
+// upstream.
+type partition struct {
+	edges, cut int
+	see, blind int     // the most moves down or up of an edge that sees it, and of one that does not
+	wrong      int     // edges that do not know what they could see, half a minute after
+	perSecond  float64 // probes that the upstream gets, meanwhile
+}
+
+// watchPartition cuts edges off for ten minutes. All have calls, where they are up.
+func watchPartition(edges, cut int) partition {
+	o := partition{edges: edges, cut: cut}
+	u, lost := new(upstream), new(atomic.Bool)
+	var all []*mcphealth.Checker
+	moves := make([]atomic.Int64, edges)
+	for e := range edges {
+		sched := schedule(setting{share: true}, u, e, edges, nil)
+		sched.Tell = tellAll(&all, e)
+		var way http.RoundTripper = u
+		if e < cut {
+			way = cable{u, lost}
+		}
+		c := newChecker("http://upstream.test/mcp", way, sched)
+		c.OnChange(func(ch mcphealth.Change) {
+			if (ch.From == mcphealth.Down) != (ch.To == mcphealth.Down) {
+				moves[e].Add(1)
+			}
+		})
+		all = append(all, c)
+	}
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for e, c := range all {
+		wg.Go(func() {
+			sleepOr(stop, interval*time.Duration(e)/time.Duration(edges))
+			c.Start()
+			for sleepOr(stop, callEach) {
+				switch {
+				case c.Tier() == mcphealth.TierDown: // other upstreams get the call
+				case e < cut && lost.Load():
+					c.Sent()
+					c.Failed(mcphealth.ConnectTimeout)
+				default:
+					c.Sent()
+					c.Answered("")
+				}
+			}
+		})
+	}
+	time.Sleep(time.Minute)
+	lost.Store(true)
+	time.Sleep(30 * time.Second)
+	for e, c := range all {
+		if down := c.Snapshot().State == mcphealth.Down; down != (e < cut) {
+			o.wrong++
+		}
+	}
+	const watched = 10 * time.Minute
+	before := u.asked.Load()
+	time.Sleep(watched)
+	o.perSecond = float64(u.asked.Load()-before) / watched.Seconds()
+	lost.Store(false)
+	time.Sleep(time.Minute)
+	close(stop)
+	for e, c := range all {
+		_ = c.Close()
+		if n := int(moves[e].Load()); e < cut {
+			o.blind = max(o.blind, n)
+		} else {
+			o.see = max(o.see, n)
+		}
+	}
+	wg.Wait()
+	return o
 }
 
 // until waits until that many are in a state.
