@@ -170,8 +170,8 @@ func curves(seen []observed, storms []storm) map[string]chart {
 	}
 	return map[string]chart{
 		"probes":   of("How often one upstream is asked", "probes per second", true, func(o observed) float64 { return o.perSecond }),
-		"loss":     of("When all edges know that it is lost", "seconds", false, func(o observed) float64 { return o.all.Seconds() }),
-		"disagree": of("How long edges disagree", "seconds", false, func(o observed) float64 { return o.disagree.Seconds() }),
+		"loss":     of("When all edges know that it is lost", "seconds", true, func(o observed) float64 { return o.all.Seconds() }),
+		"disagree": of("How long edges disagree (0.1: less)", "seconds", true, func(o observed) float64 { return max(0.1, o.disagree.Seconds()) }),
 		"storm":    {title: "All upstreams of one edge at once", x: "upstreams", y: "seconds", lines: []line{lost, back, half, awaited}},
 	}
 }
