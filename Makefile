@@ -96,13 +96,16 @@ operations: build ## what docs/operations.md shows: HAProxy, nginx, stock Caddy,
 	test/operations/install
 	cd test/operations && go vet ./... && $(GOTEST) -timeout 20m -count=1 ./...
 
+traefik-binary = test -x test/e2e/.cache/bin/traefik || go build -C test/traefik/binary -o $(CURDIR)/test/e2e/.cache/bin/traefik github.com/traefik/traefik/v3/cmd/traefik
+
 accuracy: build ## the bug cases judged by Caddy, Traefik, HAProxy and us (installs Debian's haproxy)
 	bench/accuracy/install
-	test -x test/e2e/.cache/bin/traefik || go build -C test/traefik/binary -o $(CURDIR)/test/e2e/.cache/bin/traefik github.com/traefik/traefik/v3/cmd/traefik
+	$(traefik-binary)
 	cd bench && go run ./accuracy -v
 
 bench: build ## what it costs and what it is worth, ours and others in one run; writes docs/benchmarks.md
 	bench/install
+	$(traefik-binary)
 	cd bench && go run . -write ../docs/benchmarks.md $(BENCHFLAGS)
 
 scale: ## many edges, many upstreams: a simulation; draws the curves of docs/scale.md

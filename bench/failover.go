@@ -56,6 +56,8 @@ var contenders = []contender{
 		return startCaddy("", fmt.Sprintf("http://%s {\n\treverse_proxy /mcp* %s {\n\t\thealth_uri /health\n\t\thealth_interval 10s\n\t\thealth_fails 2\n\t\tfail_duration 10s\n\t\tlb_try_duration 5s\n\t}\n}\n", listen, strings.Join(up, " ")))
 	}},
 	{"HAProxy", startHAProxy},
+	{"Traefik, native checks", func(listen string, up []string) (*proc, error) { return startTraefik(listen, up, false) }},
+	{"ours, in Traefik", func(listen string, up []string) (*proc, error) { return startTraefik(listen, up, true) }},
 	{"ours, in Caddy", func(listen string, up []string) (*proc, error) {
 		return startCaddy("", fmt.Sprintf("http://%s {\n\tmcp_proxy /mcp* %s\n}\n", listen, strings.Join(up, " ")))
 	}},
@@ -113,6 +115,9 @@ func failoverRow(out *bytes.Buffer) error {
 		if _, err := exec.LookPath("haproxy"); c.name == "HAProxy" && err != nil {
 			continue
 		}
+		if _, err := os.Stat(*traefikBin); strings.Contains(c.name, "Traefik") && err != nil {
+			continue
+		}
 		with, head = append(with, c), append(head, c.name)
 	}
 	lines := [][]string{head}
@@ -138,7 +143,7 @@ func failoverRow(out *bytes.Buffer) error {
 		lines = append(lines, cells)
 	}
 	table(out, lines...)
-	fmt.Fprintf(out, "\n%d clients, each a call every %v, which fails without a JSON-RPC result within %v. All check every 10 s and want two failures; native asks `/health`, with `fail_duration 10s` and `lb_try_duration 5s`; HAProxy asks by `initialize`, with `redispatch`, `retries 3` and `fastinter 1s`.\n", failoverClients, failoverEach, callTimeout)
+	fmt.Fprintf(out, "\n%d clients, each a call every %v, which fails without a JSON-RPC result within %v. All check every 10 s and want two failures; native asks `/health`, with `fail_duration 10s` and `lb_try_duration 5s`; HAProxy asks by `initialize`, with `redispatch`, `retries 3` and `fastinter 1s`; Traefik asks `/health` (and every second once it is down), with `retry` and a connection per call, as ours in Traefik has.\n", failoverClients, failoverEach, callTimeout)
 	return nil
 }
 

@@ -21,15 +21,17 @@ import (
 
 var (
 	caddyBin = flag.String("caddy", "../bin/caddy", "Caddy with the modules")
-	rounds   = flag.Int("rounds", 7, "rounds per side; 5 or more for numbers that are published")
-	each     = flag.Duration("each", 4*time.Second, "length of a round")
-	clients  = flag.Int("clients", 32, "connections that make the load")
-	tool     = flag.String("load", "wrk", "what makes the load of row path: wrk, or go, which checks every answer")
-	sizes    = flag.String("upstreams", "100,1000,10000", "how many upstreams row probing has")
-	write    = flag.String("write", "", "a file whose sections <!-- bench ROW --> are replaced")
-	only     = flag.String("row", "", "comma-separated rows; default all")
-	port     = flag.Int("port", 0, "for this program's own use")
-	asServer = flag.String("backend", "", "for this program's own use")
+	// traefikBin is built as CI does for its tests; without it the row has no Traefik.
+	traefikBin = flag.String("traefik", "../test/e2e/.cache/bin/traefik", "Traefik, for row failover")
+	rounds     = flag.Int("rounds", 7, "rounds per side; 5 or more for numbers that are published")
+	each       = flag.Duration("each", 4*time.Second, "length of a round")
+	clients    = flag.Int("clients", 32, "connections that make the load")
+	tool       = flag.String("load", "wrk", "what makes the load of row path: wrk, or go, which checks every answer")
+	sizes      = flag.String("upstreams", "100,1000,10000", "how many upstreams row probing has")
+	write      = flag.String("write", "", "a file whose sections <!-- bench ROW --> are replaced")
+	only       = flag.String("row", "", "comma-separated rows; default all")
+	port       = flag.Int("port", 0, "for this program's own use")
+	asServer   = flag.String("backend", "", "for this program's own use")
 )
 
 // rows are what can be measured, in the order of docs/benchmarks.md. Each prints

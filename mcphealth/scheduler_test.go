@@ -1,6 +1,7 @@
 package mcphealth
 
 import (
+	"container/heap"
 	"errors"
 	"fmt"
 	"io"
@@ -230,6 +231,53 @@ func TestAfterAStandstill(t *testing.T) {
 		}
 		if got := count(all, Up); got != len(all) {
 			t.Errorf("%d of %d up, want all", got, len(all))
+		}
+	})
+}
+
+// A machine that was suspended, or whose clock was set forward, finds everything overdue
+// at once: the ceiling holds, who was due first is asked first, and nobody twice before
+// all others were once. Nothing goes down of it.
+func TestClockJump(t *testing.T) {
+	size, ceiling := 10_000, 2000
+	if raceEnabled {
+		size, ceiling = 1000, 200
+	}
+	synctest.Test(t, func(t *testing.T) {
+		n := &town{took: time.Millisecond}
+		s := NewScheduler(Limits{PerSecond: ceiling})
+		all := n.populate(t, size, Schedule{Scheduler: s})
+		time.Sleep(time.Minute)
+		n.forget()
+		now := time.Now()
+		s.mu.Lock()
+		var overdue []string // hosts, in the order of their turns
+		for i, c := range all {
+			if c.turn.at >= 0 { // not asked at this very moment
+				c.turn.due = now.Add(-time.Hour + time.Duration(i)*time.Millisecond)
+				overdue = append(overdue, fmt.Sprintf("u%d.test", i))
+			}
+		}
+		heap.Init(&s.queue)
+		s.arm()
+		s.mu.Unlock()
+		time.Sleep(time.Duration(size/ceiling)*time.Second*10/9 + 100*time.Millisecond)
+		synctest.Wait()
+		if got := n.perSecond(); got > ceiling {
+			t.Errorf("%d probes within a second, want at most %d", got, ceiling)
+		}
+		var before time.Time
+		for _, host := range overdue {
+			at := n.by[host]
+			if len(at) == 0 || at[0].Before(before) {
+				t.Fatalf("%s was asked at %v, want once, and after the one that was due before it at %v", host, at, before)
+			}
+			if before = at[0]; len(at) > 1 && at[1].Sub(now) < time.Duration(size/ceiling)*time.Second {
+				t.Fatalf("%s was asked at %v, want not twice before all others were", host, at)
+			}
+		}
+		if got := count(all, Up); got != size {
+			t.Errorf("%d of %d up, want all", got, size)
 		}
 	})
 }
