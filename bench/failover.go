@@ -143,7 +143,7 @@ func failoverRow(out *bytes.Buffer) error {
 		lines = append(lines, cells)
 	}
 	table(out, lines...)
-	fmt.Fprintf(out, "\n%d clients, each a call every %v, which fails without a JSON-RPC result within %v. All check every 10 s and want two failures; native asks `/health`, with `fail_duration 10s` and `lb_try_duration 5s`; HAProxy asks by `initialize`, with `redispatch`, `retries 3` and `fastinter 1s`; Traefik asks `/health` (and every second once it is down), with `retry` and a connection per call, as ours in Traefik has.\n", failoverClients, failoverEach, callTimeout)
+	fmt.Fprintf(out, "\n%d clients, each a call every %v, which fails without a JSON-RPC result within %v. All check every 10 s and want two failures; native asks `/health`, with `fail_duration 10s` and `lb_try_duration 5s`; HAProxy asks by `initialize`, with `redispatch`, `retries 3` and `fastinter 1s`; Traefik asks `/health`, takes one failure (and asks every second after it), with `retry` and a connection per call, as ours in Traefik has.\n", failoverClients, failoverEach, callTimeout)
 	return nil
 }
 
