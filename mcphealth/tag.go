@@ -167,6 +167,9 @@ func isSessionID(id string) bool {
 	return id != ""
 }
 
+// SessionlessVersion is the first protocol version whose requests belong to no session.
+const SessionlessVersion = modernVersion
+
 // HasSessions reports whether requests that carry this MCP-Protocol-Version may
 // belong to a session: those of 2026-07-28 and later do not, whatever else they
 // carry. No version means 2025-03-26.

@@ -186,6 +186,7 @@ type route struct {
 	counts bool            // an unfenced real server is up
 	groups map[string]*group
 	stop   []func()
+	stuck  []*sticky // those whose sessions it serves
 }
 
 // routes are the live balancers by address: routers of one service share one.
@@ -225,7 +226,7 @@ func steer(set *settings, k *keeper, next http.Handler) *route {
 			http.Error(rw, "no available server", http.StatusServiceUnavailable)
 			return
 		}
-		k.serve(rw, req, func() http.Handler { return k.group.pick(func(m *member) bool { return r.succeeds(m) }) })
+		k.serve(rw, r.resume(req), func() http.Handler { return k.group.pick(func(m *member) bool { return r.succeeds(m) }) })
 	})
 	if b.addChild(h) {
 		r.child = 2
@@ -314,6 +315,29 @@ func (r *route) use(k *keeper) {
 	r.used = append(r.used, k)
 	r.sticky = r.sticky || k.set.sticky
 	r.mu.Unlock()
+}
+
+// serves notes that sessions are brought to these servers.
+func (r *route) serves(s *sticky) {
+	r.mu.Lock()
+	r.stuck = append(r.stuck, s)
+	r.mu.Unlock()
+}
+
+// resume gives a request back what it lost on the short way to its owner.
+func (r *route) resume(req *http.Request) *http.Request {
+	r.mu.Lock()
+	all := append([]*sticky{}, r.stuck...)
+	r.mu.Unlock()
+	if pass, _ := req.Context().Value(passKey).(*passage); pass != nil {
+		return req
+	}
+	for i := 0; i < len(all); i++ {
+		if pass := all[i].resume(req); pass != nil {
+			return pass.mark(req)
+		}
+	}
+	return req
 }
 
 // compare warns of two routers that would have one service's servers asked, or held
@@ -525,8 +549,21 @@ func (r *route) stand(tiers map[string]mcphealth.Tier) {
 	if !others {
 		s.prefer = nil
 	}
+	before, _ := r.stands.Load().(*standing)
 	r.stands.Store(s)
 	r.free.Store(len(s.prefer) == 0)
+	for i := 0; before != nil && i < len(r.stuck) && !same(before.up, s.up); i++ {
+		r.stuck[i].forget()
+	}
+}
+
+func same(a, b []bool) bool {
+	for i := 0; i < len(a); i++ {
+		if a[i] != b[i] {
+			return false
+		}
+	}
+	return true
 }
 
 // unstick takes back the cookie by which Traefik would bind the client to our

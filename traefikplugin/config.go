@@ -92,7 +92,7 @@ type settings struct {
 	retryAfter   time.Duration
 	statusPath   string
 	sticky       bool
-	key          *sessionKey // nil: not sticky
+	key          *mcphealth.SessionKey // nil: not sticky
 	sessionGrace time.Duration
 	target       mcphealth.Target // all but the URL
 	schedule     mcphealth.Schedule

@@ -25,6 +25,9 @@ const (
 	// minSecret is the shortest sessionKey: 16 bytes, which nobody finds by trying
 	// if they are random.
 	minSecret = 16
+	// maxKnown is how many sessions a router knows the owners of: 10,000, about 4 MB. Of
+	// others each request reads the tag anew.
+	maxKnown = 10_000
 	// maxMissing is how many owners of sessions may be missing at once: 10,000, the
 	// largest fleet.
 	maxMissing = 10_000
@@ -38,12 +41,14 @@ type sticky struct {
 	route *route
 	names *roll
 	turn  atomic.Int32
+	known *sync.Map    // by ids as clients have them: *owned
+	n     atomic.Int32 // of them
 }
 
 // roll is how the servers of a route are called where sessions are concerned. It points
 // to nothing that leads back to a ticket, which Yaegi could not bear.
 type roll struct {
-	key    *sessionKey
+	key    *mcphealth.SessionKey
 	cookie string            // its name
 	owner  []mcphealth.Owner // by the index of route.b.names
 	value  []string          // the cookie's, by the same
@@ -53,11 +58,23 @@ type roll struct {
 type ticket struct {
 	method string // of HTTP
 	given  string // the id as the client has it; "" = none
+	again  []string
 	id     string // as the server has it
 	owner  mcphealth.Owner
 	pinned bool   // the owner is known, and nobody else is asked
 	chosen string // the cookie by which we chose a server; "" = Traefik chose
 	by     *roll  // of who sent it on last: what is held may be in the next configuration
+}
+
+// owned is a session whose owner is up, with what its requests need ready. It is never
+// changed.
+type owned struct {
+	path    string
+	version string // as its requests say it
+	said    int    // how often: once or, which is 2025-03-26, not at all
+	id      []string
+	cookie  []string
+	t       *ticket
 }
 
 // errSticky is why sticky cannot be: whoever configured it must know, for sessions
@@ -78,19 +95,96 @@ func (k *keeper) stick(r *route) error {
 		names.owner = append(names.owner, k.set.key.Owner(r.b.names[i]))
 		names.value = append(names.value, cookieOf(r.b.names[i]))
 	}
-	s := &sticky{k: k, route: r, names: names}
-	k.entry = http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
-		// At once, for each interpreted call costs: what belongs to no session goes
-		// where Traefik sends it, while it may go anywhere.
-		v := req.Header[versionField]
-		if len(v) > 0 && len(req.Header["Cookie"]) == 0 && r.free.Load() && !mcphealth.HasSessions(v[0]) {
-			r.b.handler.ServeHTTP(rw, req)
-			return
+	s := &sticky{k: k, route: r, names: names, known: &sync.Map{}}
+	r.serves(s)
+	k.entry = s.entry()
+	k.toOwner = func(pass *passage) http.Handler { return s.way(pass) }
+	return nil
+}
+
+// entry is where requests come in. Most go on at once, all in one function and with what
+// they need at hand, for each interpreted call costs: those of sessions whose owner is
+// up, and those of no session while they may go anywhere.
+func (s *sticky) entry() http.Handler {
+	next := s.route.b.handler
+	known := s.known
+	free := &s.route.free
+	return http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+		h := req.Header
+		if v := h[versionField]; len(v) == 1 && len(h["Cookie"]) == 0 && len(h["Upgrade"]) == 0 {
+			if v[0] == mcphealth.SessionlessVersion && free.Load() {
+				next.ServeHTTP(rw, req)
+				return
+			}
+			if ids := h[sessionField]; len(ids) == 1 {
+				if found, ok := known.Load(ids[0]); ok {
+					if o := found.(*owned); v[0] == o.version && req.URL.Path == o.path {
+						to := new(http.Request)
+						*to = *req
+						h = h.Clone()
+						h[sessionField] = o.id
+						h["Cookie"] = o.cookie
+						to.Header = h
+						var w http.ResponseWriter = &stamp{ResponseWriter: rw, t: o.t}
+						next.ServeHTTP(w, to)
+						return
+					}
+				}
+			}
 		}
 		s.serve(rw, req)
 	})
-	k.toOwner = func(pass *passage) http.Handler { return s.way(pass) }
-	return nil
+}
+
+// learn has the next requests of a session whose owner is up as it stands go on at once.
+func (s *sticky) learn(req *http.Request, t *ticket, i int, now *standing) {
+	said := req.Header[versionField]
+	if len(said) > 1 {
+		return
+	}
+	o := &owned{path: req.URL.Path, said: len(said), id: []string{t.id}, cookie: []string{s.names.cookie + "=" + s.names.value[i]}}
+	if o.said > 0 {
+		o.version = said[0]
+	}
+	o.t = &ticket{method: t.method, given: t.given, again: []string{t.given}, id: t.id, owner: t.owner, pinned: true, chosen: s.names.value[i], by: s.names}
+	if _, ok := s.known.LoadOrStore(t.given, o); ok {
+		s.known.Store(t.given, o)
+	} else if s.n.Add(1) > maxKnown {
+		s.n.Add(-1)
+		s.known.Range(func(id, _ interface{}) bool {
+			s.known.Delete(id)
+			return false
+		})
+	}
+	if s.route.standing() != now { // forget may have come before
+		s.known.Delete(t.given)
+	}
+}
+
+// forget has requests look again whether the owner is up.
+func (s *sticky) forget() {
+	s.known.Range(func(id, _ interface{}) bool {
+		s.known.Delete(id)
+		return true
+	})
+	s.n.Store(0)
+}
+
+// resume is the passage of a request that went on at once and came to our child all the
+// same, since its owner had gone: nothing but its header tells what it is. nil: it did not.
+func (s *sticky) resume(req *http.Request) *passage {
+	ids := req.Header[sessionField]
+	lines := req.Header["Cookie"]
+	if len(ids) != 1 || len(lines) != 1 {
+		return nil
+	}
+	name, value, _ := strings.Cut(lines[0], "=")
+	i := s.names.position(value)
+	if i < 0 || name != s.names.cookie {
+		return nil
+	}
+	owner := s.names.owner[i]
+	return &passage{ticket: &ticket{method: req.Method, given: s.k.set.key.Tag(ids[0], owner), id: ids[0], owner: owner, pinned: true}}
 }
 
 // cookieName is that of the service's sticky cookie (sticky.cookie.name in
@@ -136,7 +230,7 @@ func (s *sticky) serve(rw http.ResponseWriter, req *http.Request) {
 	if t.pinned {
 		req.Header[sessionField] = []string{t.id}
 	}
-	var w http.ResponseWriter = &stamp{rw: rw, t: t}
+	var w http.ResponseWriter = &stamp{ResponseWriter: rw, t: t}
 	s.send(w, req, pass)
 }
 
@@ -153,11 +247,8 @@ func (s *sticky) read(req *http.Request) *ticket {
 		}
 		return &ticket{method: req.Method}
 	}
-	t := &ticket{method: req.Method, given: values[0]}
-	k := s.k.set.key.known(t.given)
-	t.id = k.id
-	t.owner = k.owner
-	t.pinned = k.pinned
+	t := &ticket{method: req.Method, given: values[0], again: values}
+	t.id, t.owner, t.pinned = s.k.set.key.Split(t.given)
 	return t
 }
 
@@ -174,7 +265,9 @@ func (s *sticky) send(rw http.ResponseWriter, req *http.Request, pass *passage) 
 		s.route.b.handler.ServeHTTP(rw, req)
 		return
 	}
-	if i := s.index(t.owner); i >= 0 && s.route.standing().up[i] {
+	now := s.route.standing()
+	if i := s.index(t.owner); i >= 0 && now.up[i] {
+		s.learn(req, t, i, now)
 		s.to(rw, req, t, s.names.value[i])
 		return
 	}
@@ -300,74 +393,102 @@ func setCookie(h http.Header, name, value string) {
 }
 
 // stamp is the way of an answer to the client: it writes the owner into the id of a
-// session. Interpreted, it has no Flush that Traefik could call, and so flushes
-// itself what Traefik's proxy would. Here and in what is called for each request a
-// call is spared where that is easy: in Yaegi each costs 3 µs.
+// session. Interpreted, it has no Flush that Traefik could call, and so flushes itself
+// what Traefik's proxy would. Its Header is the embedded one, which costs nothing. What
+// most answers need is in WriteHeader and Write, the rest elsewhere: in Yaegi a call of
+// a function costs by all that stands in it, reached or not.
 type stamp struct {
-	rw      http.ResponseWriter
+	http.ResponseWriter
 	t       *ticket
-	written bool
-	live    bool // each piece goes on at once
-	drop    bool // the answer was replaced by ours
+	plain   bool                     // pieces go on as they come
+	live    *http.ResponseController // pieces go on at once
+	written bool                     // by begin
 }
 
-func (w *stamp) Header() http.Header { return w.rw.Header() }
-
 func (w *stamp) WriteHeader(status int) {
-	if status < http.StatusOK {
-		w.rw.WriteHeader(status) // early hints and the like; upgrades do not come here
+	rw := w.ResponseWriter
+	h := rw.Header()
+	ids := h[sessionField]
+	if status < http.StatusOK || len(ids) != 1 || ids[0] != w.t.id || len(h["Set-Cookie"]) > 0 {
+		w.begin(h, status)
+		return
+	}
+	h[sessionField] = w.t.again
+	rw.WriteHeader(status)
+	if len(h["Content-Length"]) > 0 {
+		w.plain = true
+		return
+	}
+	w.flow()
+}
+
+// begin writes a head that has more to it than the id which the client knows.
+func (w *stamp) begin(h http.Header, status int) {
+	if status < http.StatusOK { // early hints and the like; upgrades do not come here
+		w.ResponseWriter.WriteHeader(status)
 		return
 	}
 	if w.written {
 		return
 	}
 	w.written = true
-	h := w.rw.Header()
+	t := w.t
 	from := ""
 	if len(h["Set-Cookie"]) > 0 {
-		from = w.t.by.takeCookie(h)
+		from = t.by.takeCookie(h)
 	}
 	if from == "" {
-		from = w.t.chosen
+		from = t.chosen
 	}
-	if w.t.pinned && from != w.t.chosen && status >= http.StatusBadRequest {
+	if t.pinned && from != t.chosen && status >= http.StatusBadRequest {
 		w.refuse(h)
 		return
 	}
 	if len(h[sessionField]) > 0 {
-		w.t.by.mark(h, w.t, from)
+		t.by.mark(h, t, from)
 	}
-	w.live = len(h["Content-Length"]) == 0
-	w.rw.WriteHeader(status)
-	if w.live {
-		w.flush()
+	w.ResponseWriter.WriteHeader(status)
+	if len(h["Content-Length"]) > 0 {
+		w.plain = true
+		return
 	}
+	w.flow()
+}
+
+// flow has all pieces go on at once, and the head.
+func (w *stamp) flow() {
+	w.live = http.NewResponseController(w.ResponseWriter)
+	_ = w.live.Flush()
 }
 
 // refuse replaces what a server said that was not the owner: that went down as it
 // was chosen.
 func (w *stamp) refuse(h http.Header) {
-	w.drop = true
 	h.Del("Content-Encoding")
 	h.Del(sessionField)
-	mcphealth.Unavailable(http.MethodPost, mcphealth.NullID, mcphealth.Refused, routeRetry).Send(w.rw)
+	mcphealth.Unavailable(http.MethodPost, mcphealth.NullID, mcphealth.Refused, routeRetry).Send(w.ResponseWriter)
 }
 
 func (w *stamp) Write(b []byte) (int, error) {
-	if !w.written {
-		w.WriteHeader(http.StatusOK)
+	if w.plain {
+		return w.ResponseWriter.Write(b)
 	}
-	if w.drop {
-		return len(b), nil
+	if w.live == nil {
+		return w.first(b)
 	}
-	n, err := w.rw.Write(b)
-	if w.live {
-		w.flush()
-	}
+	n, err := w.ResponseWriter.Write(b)
+	_ = w.live.Flush()
 	return n, err
 }
 
-func (w *stamp) flush() { _ = http.NewResponseController(w.rw).Flush() }
+// first is a piece before any head, or one of an answer that was replaced.
+func (w *stamp) first(b []byte) (int, error) {
+	if w.written {
+		return len(b), nil
+	}
+	w.WriteHeader(http.StatusOK)
+	return w.Write(b)
+}
 
 // takeCookie takes back the cookie by which Traefik says whom it chose, and returns
 // its value: clients have the session's id for that.
@@ -475,55 +596,18 @@ func (a *absentees) found(o mcphealth.Owner) {
 	a.n.Store(int32(len(a.at)))
 }
 
-// sessionKey is a key with what it was asked last: interpreted, reading a tag costs as
-// much as all else together.
-type sessionKey struct {
-	*mcphealth.SessionKey
-	seen atomic.Value // *sync.Map of ids, as clients have them, to *ownership
-	n    atomic.Int32
-}
-
-// ownership is what an id says.
-type ownership struct {
-	id     string // as the server has it
-	owner  mcphealth.Owner
-	pinned bool
-}
-
-// maxSeen is how many ids are remembered: 10,000, about 2 MB. Then it begins anew.
-const maxSeen = 10_000
-
-// known is what the key says of an id that came from a client.
-func (k *sessionKey) known(given string) *ownership {
-	m := k.seen.Load().(*sync.Map)
-	if o, ok := m.Load(given); ok {
-		return o.(*ownership)
-	}
-	o := &ownership{}
-	o.id, o.owner, o.pinned = k.Split(given)
-	if !o.pinned { // anyone can make such ids up
-		return o
-	}
-	if k.n.Add(1) > maxSeen {
-		k.n.Store(0)
-		k.seen.Store(&sync.Map{})
-	}
-	m.Store(given, o)
-	return o
-}
-
 // sessionKeys are those in use, by their secret: that for "" is made when it is needed, and
 // ends with the process.
 var sessionKeys struct {
 	mu sync.Mutex
-	m  map[string]*sessionKey
+	m  map[string]*mcphealth.SessionKey
 }
 
-func keyOf(secret string) (*sessionKey, error) {
+func keyOf(secret string) (*mcphealth.SessionKey, error) {
 	sessionKeys.mu.Lock()
 	defer sessionKeys.mu.Unlock()
 	if sessionKeys.m == nil {
-		sessionKeys.m = map[string]*sessionKey{}
+		sessionKeys.m = map[string]*mcphealth.SessionKey{}
 	}
 	if k := sessionKeys.m[secret]; k != nil {
 		return k, nil
@@ -535,8 +619,7 @@ func keyOf(secret string) (*sessionKey, error) {
 			return nil, fmt.Errorf("mcphealth: making a session key: %w", err)
 		}
 	}
-	k := &sessionKey{SessionKey: mcphealth.NewSessionKey(b)}
-	k.seen.Store(&sync.Map{})
+	k := mcphealth.NewSessionKey(b)
 	sessionKeys.m[secret] = k
 	return k, nil
 }

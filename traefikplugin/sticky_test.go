@@ -6,7 +6,9 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -19,6 +21,7 @@ type stickyBalancer struct {
 	handlers []*fakeHandler
 	sticky   *fakeSticky
 	turn     atomic.Int32
+	before   func() // each request, if set
 }
 
 type fakeSticky struct{ cookie *fakeCookie }
@@ -30,6 +33,9 @@ func (b *stickyBalancer) AddServer(name string, h http.Handler, s fakeServer) {
 }
 
 func (b *stickyBalancer) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
+	if b.before != nil {
+		b.before()
+	}
 	if c, err := req.Cookie(b.sticky.cookie.name); err == nil {
 		for _, h := range b.handlers {
 			if cookieOf(h.name) == c.Value && b.up(h.name) {
@@ -157,6 +163,9 @@ func TestStickyOwnerIsAway(t *testing.T) {
 	id, owner := openSession(t, h)
 	for owner != a.URL {
 		id, owner = openSession(t, h)
+	}
+	if rec := ask(h, "call", sessionField, id); rec.Code != 200 {
+		t.Fatalf("before it: %d", rec.Code)
 	}
 	a.stop()
 	awaitState(t, "down", a)
@@ -312,6 +321,56 @@ func TestStickyStreams(t *testing.T) {
 		}
 	}
 	close(more)
+}
+
+// An owner that goes down as its session's request is on the short way to it is waited for.
+func TestStickyOwnerGoesMeanwhile(t *testing.T) {
+	a := startMCP(t)
+	next := stickyOf(a)
+	ctx, _ := onRouter(t, "app@file")
+	h := newHandler(t, ctx, next, Config{Sticky: true})
+	awaitState(t, "up", a)
+	id, _ := openSession(t, h)
+	call := []string{sessionField, id, versionField, "2025-11-25", "X-Echo", "1"}
+	for range 2 { // the second goes the short way
+		if rec := ask(h, "call", call...); rec.Code != 200 || rec.Header().Get(sessionField) != id {
+			t.Fatalf("%d, session %q", rec.Code, rec.Header().Get(sessionField))
+		}
+	}
+	var once sync.Once
+	next.before = func() {
+		once.Do(func() {
+			a.stop()
+			awaitState(t, "down", a)
+			time.AfterFunc(50*time.Millisecond, a.start)
+		})
+	}
+	if rec := ask(h, "call", call...); rec.Code != 200 || rec.Header().Get(sessionField) != id || !strings.Contains(rec.Body.String(), "got "+a.URL+"/1, 4 bytes") {
+		t.Errorf("%d %s, session %q, want %q", rec.Code, rec.Body, rec.Header().Get(sessionField), id)
+	}
+}
+
+// Only so many sessions are known, and all others are found all the same.
+func TestStickyManySessions(t *testing.T) {
+	a, b := startMCP(t), startMCP(t)
+	ctx, _ := onRouter(t, "app@file")
+	next := stickyOf(a, b)
+	h := newHandler(t, ctx, next, Config{Sticky: true})
+	awaitState(t, "up", a, b)
+	routes.mu.Lock()
+	s := routes.m[reflect.ValueOf(next).Pointer()].stuck[0]
+	routes.mu.Unlock()
+	for i := range maxKnown + 10 {
+		id := s.names.key.Tag(fmt.Sprint(a.URL, "/", i), s.names.owner[0])
+		if rec := ask(h, "call", sessionField, id); rec.Code != 200 {
+			t.Fatalf("session %d: %d %s", i, rec.Code, rec.Body)
+		}
+	}
+	n := 0
+	s.known.Range(func(any, any) bool { n++; return true })
+	if n != maxKnown {
+		t.Errorf("%d sessions known, want %d", n, maxKnown)
+	}
 }
 
 // What an old configuration held is answered as the new one's servers are named: its

@@ -49,7 +49,7 @@ func readManifest(t *testing.T) manifest {
 // middlewareyaegi.go).
 type builder struct{ fnNew, fnConfig reflect.Value }
 
-func loadPlugin(t *testing.T) builder {
+func loadPlugin(t testing.TB) builder {
 	t.Helper()
 	gopath := t.TempDir()
 	if err := copyPackages(gopath, tests, core, plugin); err != nil {
@@ -69,7 +69,7 @@ func loadPlugin(t *testing.T) builder {
 	return builder{fnNew: eval(t, i, "traefikplugin.New"), fnConfig: eval(t, i, "traefikplugin.CreateConfig")}
 }
 
-func eval(t *testing.T, i *interp.Interpreter, what string) reflect.Value {
+func eval(t testing.TB, i *interp.Interpreter, what string) reflect.Value {
 	t.Helper()
 	v, err := i.Eval(what)
 	if err != nil {
