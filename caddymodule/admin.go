@@ -89,7 +89,7 @@ func (Admin) serveSessions(w http.ResponseWriter, r *http.Request) error {
 	if r.Method != http.MethodGet {
 		return notAllowed(r)
 	}
-	return writeJSON(w, http.StatusOK, map[string]int64{"lost": lostSessions.Load(), "missing_owners": int64(missing.n.Load())})
+	return writeJSON(w, http.StatusOK, map[string]int64{"lost": lostSessions.Load(), "missing_owners": int64(missing.Len())})
 }
 
 func notAllowed(r *http.Request) error {

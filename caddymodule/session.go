@@ -193,9 +193,9 @@ func (g *group) selectOwner(t *transit, pool []*reverseproxy.Upstream, members [
 		}
 		p := pick{group: g, none: true, owner: m, gone: m.goneSince()}
 		if u.Healthy() {
-			missing.found(owner)
+			missing.Found(owner)
 		} else {
-			p.goneBy(missing.since(owner), mcphealth.HealthDown) // says the proxy
+			p.goneBy(missing.Since(owner), mcphealth.HealthDown) // says the proxy
 		}
 		switch {
 		case !p.gone.IsZero(), g.tierOf(members, i, u) == mcphealth.TierDown:
@@ -215,7 +215,7 @@ func (g *group) selectOwner(t *transit, pool []*reverseproxy.Upstream, members [
 	if p.owner == nil && g.app.has(key, t.ticket.owner) {
 		p.goneBy(longAgo, mcphealth.RouteAbsent) // another proxy's: the session never was here
 	} else {
-		p.goneBy(missing.since(t.ticket.owner), mcphealth.RouteAbsent)
+		p.goneBy(missing.Since(t.ticket.owner), mcphealth.RouteAbsent)
 	}
 	t.picked = p
 	return -1, false
@@ -313,49 +313,7 @@ func (p *pick) ownersOutage(now time.Time) (mcphealth.Reason, time.Duration) {
 
 // missing are owners of sessions that no list of upstreams has, and since when. They
 // are the process's: a reload is when owners vanish.
-var missing = absentees{at: map[mcphealth.Owner]time.Time{}}
-
-// maxMissing is how many owners may be missing at once: 10,000, the largest fleet.
-const maxMissing = 10_000
-
-type absentees struct {
-	n  atomic.Int32
-	mu sync.RWMutex
-	at map[mcphealth.Owner]time.Time
-}
-
-// since is when a request for the owner first found it missing.
-func (a *absentees) since(o mcphealth.Owner) time.Time {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	since, ok := a.at[o]
-	if !ok {
-		if len(a.at) >= maxMissing {
-			clear(a.at) // their grace begins anew
-		}
-		since = time.Now()
-		a.at[o] = since
-	}
-	a.n.Store(int32(len(a.at)))
-	return since
-}
-
-// found says that the owner is there.
-func (a *absentees) found(o mcphealth.Owner) {
-	if a.n.Load() == 0 {
-		return
-	}
-	a.mu.RLock()
-	_, missed := a.at[o]
-	a.mu.RUnlock()
-	if !missed {
-		return
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	delete(a.at, o)
-	a.n.Store(int32(len(a.at)))
-}
+var missing mcphealth.Absentees
 
 // lostSessions counts the requests that were told so; entries count their own.
 var lostSessions atomic.Int64

@@ -434,7 +434,7 @@ func TestStickyHoldEndsWithTheGrace(t *testing.T) {
 // request that misses it; named again, it is found again.
 func TestStickyOwnerIsRemoved(t *testing.T) {
 	a, b := newReplica(t, "a"), newReplica(t, "b")
-	options, others := "session_grace 400ms\nhold 0", missing.n.Load()
+	options, others := "session_grace 400ms\nhold 0", missing.Len()
 	e := newEdge(t, "", sticky(options, a.addr, b.addr))
 	id := e.openAt("a")
 	load := func(upstreams ...string) {
@@ -448,7 +448,7 @@ func TestStickyOwnerIsRemoved(t *testing.T) {
 	require.Equal(t, "route_absent", r.header.Get("X-Mcp-Health"))
 	load(a.addr, b.addr)
 	require.Equal(t, "a", e.in(id).servedBy())
-	require.Equal(t, others, missing.n.Load())
+	require.Equal(t, others, missing.Len())
 	load(b.addr)
 	require.Equal(t, http.StatusServiceUnavailable, e.in(id).status, "the grace begins anew")
 	time.Sleep(450 * time.Millisecond)

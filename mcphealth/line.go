@@ -29,6 +29,10 @@ type Line struct {
 	// what the proxy's transport needs into its context.
 	Prepare func(*http.Request) *http.Request
 
+	// Ended, if set before the first question, is called when the other side has ended the
+	// connection to this address, which was dialled at born. It must not block.
+	Ended func(addr string, born time.Time)
+
 	base    *http.Transport   // each probe's own transport is made from it
 	foreign http.RoundTripper // anything else; it may reuse connections, and is not watched
 
@@ -164,6 +168,7 @@ func (l *Line) watchIdle(by func(c net.Conn, ended func()) (stop func()), alarm 
 // ended notes the end of w and raises the alarm if w is the one watched.
 func (l *Line) ended(w *watchedConn) {
 	l.mu.Lock()
+	other := !w.ended // not we
 	w.ended = true
 	var alarm func()
 	if l.conn == w {
@@ -171,13 +176,16 @@ func (l *Line) ended(w *watchedConn) {
 		l.alarm = nil
 	}
 	l.mu.Unlock()
+	if other && l.Ended != nil {
+		l.Ended(w.c.RemoteAddr().String(), w.born)
+	}
 	if alarm != nil {
 		alarm()
 	}
 }
 
 func (l *Line) watch(c net.Conn) net.Conn {
-	w := &watchedConn{c: c, l: l}
+	w := &watchedConn{c: c, l: l, born: time.Now()}
 	l.mu.Lock()
 	l.conn = w
 	l.mu.Unlock()
@@ -191,8 +199,9 @@ func (l *Line) watch(c net.Conn) net.Conn {
 // whatever protocol state there was (TLS, HTTP/2) gone. Written out, not embedded,
 // for Yaegi.
 type watchedConn struct {
-	c net.Conn
-	l *Line
+	c    net.Conn
+	l    *Line
+	born time.Time
 
 	// guarded by l.mu
 	ended   bool

@@ -62,7 +62,8 @@ func (k *keeper) refused() bool {
 	}
 	names := k.group.routers()
 	if len(names) > 0 {
-		tell("%s: the fallback got a request that router %s did not match", where(k.group.key), names[0])
+		warnOnce("%s: the fallback got a request for an MCP path that router %s did not match. Give both the same rule: "+
+			"while that router is away such requests wait, and then reach its service", where(k.group.key), names[0])
 	}
 	return len(names) > 0
 }

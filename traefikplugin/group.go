@@ -51,9 +51,9 @@ type group struct {
 	waiters map[int]*waiter
 	late    map[int]*waiter // whose hold is over, but not their body
 	bytes   int             // of held bodies
-	missing *absentees      // owners of sessions
-	waking  bool            // a wake is under way
-	poking  bool            // servers are being asked for the waiters' sake
+	missing *mcphealth.Absentees
+	waking  bool // a wake is under way
+	poking  bool // servers are being asked for the waiters' sake
 }
 
 // waiter is one held request.
@@ -76,7 +76,7 @@ func join(key string) *group {
 	}
 	g := groups.m[key]
 	if g == nil {
-		g = &group{key: key, members: map[int]*member{}, waiters: map[int]*waiter{}, late: map[int]*waiter{}, missing: &absentees{at: map[mcphealth.Owner]time.Time{}}, routed: map[uintptr]bool{}, since: time.Now()}
+		g = &group{key: key, members: map[int]*member{}, waiters: map[int]*waiter{}, late: map[int]*waiter{}, missing: &mcphealth.Absentees{}, routed: map[uintptr]bool{}, since: time.Now()}
 		groups.m[key] = g
 	}
 	g.refs++

@@ -23,6 +23,12 @@ const (
 	// routeRetry is what clients are told to wait for a route: Traefik's providers
 	// apply changes every 2 s.
 	routeRetry = 2 * time.Second
+	// maxDrain is how much is read of a body that was refused: 8 MiB, twice what servers
+	// with the TypeScript SDK accept. drainTime bounds how long.
+	maxDrain  = 8 << 20
+	drainTime = 5 * time.Second
+	// drained is what net/http reads itself: 256 KiB.
+	drained = 256 << 10
 	// clientGone is the status of a request whose client left; nobody reads it.
 	clientGone = 499
 )
@@ -247,6 +253,24 @@ func (k *keeper) refuse(rw http.ResponseWriter, req *http.Request, pass *passage
 		retry = routeRetry // it has waited long enough
 	}
 	mcphealth.Unavailable(req.Method, mcphealth.RequestID(pass.beginning(req)), reason, retry).Send(rw)
+	drain(rw, req)
+}
+
+// drain reads what a client is still sending though it has its answer: net/http reads some,
+// and then ends the connection, whose reset the client may see instead of the answer.
+// HTTP/2 ends the stream alone; who asks before it sends, or has too much, is not waited for.
+func drain(rw http.ResponseWriter, req *http.Request) {
+	if req.Body == nil || req.ProtoMajor > 1 || req.Header.Get("Expect") != "" ||
+		req.ContentLength >= 0 && req.ContentLength <= drained || req.ContentLength > maxDrain {
+		return
+	}
+	_ = http.NewResponseController(rw).Flush()
+	end := time.Now().Add(drainTime)
+	for left := maxDrain; left > 0 && time.Now().Before(end); left -= readSize {
+		if _, err := io.CopyN(io.Discard, req.Body, readSize); err != nil {
+			return
+		}
+	}
 }
 
 // beginning is as much of a request's body as its id is looked for in.

@@ -122,13 +122,14 @@ func servers() []*server {
 
 func newChecker(t mcphealth.Target, sched mcphealth.Schedule, s *server) (*mcphealth.Checker, error) {
 	transport := &http.Transport{TLSHandshakeTimeout: t.Timeout}
-	s.watch(transport)
 	if len(t.Header) == 0 {
 		// Whom to trust is the serversTransport's business, which a plugin cannot
 		// read: without credentials to protect, a probe asks whether it lives.
 		transport.TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
 	}
-	p, err := mcphealth.NewProber(t, mcphealth.NewLine(transport))
+	line := mcphealth.NewLine(transport)
+	line.Ended = func(addr string, born time.Time) { s.ended(addr, born) }
+	p, err := mcphealth.NewProber(t, line)
 	if err != nil {
 		return nil, err
 	}

@@ -138,10 +138,9 @@ func metrics() string {
 }
 
 func (p *page) gauges(all []shown) {
-	p.family("upstream_up", "gauge", "Whether the upstream may get requests: 1 if it is up or degraded, 0 if it is down or not known yet.")
-	for i := 0; i < len(all); i++ {
-		p.sample("upstream_up", all[i].labels, boolean(all[i].now.State == mcphealth.Up || all[i].now.State == mcphealth.UpDegraded))
-	}
+	p.each(all, "upstream_up", "Whether the upstream may get requests: 1 if it is up or degraded, 0 if it is down or not known yet.", func(s shown) interface{} {
+		return boolean(s.now.State == mcphealth.Up || s.now.State == mcphealth.UpDegraded)
+	})
 	p.family("upstream_state", "gauge", "1 for the state that the upstream is in.")
 	for i := 0; i < len(all); i++ {
 		for j := 0; j < len(states); j++ {
@@ -152,40 +151,38 @@ func (p *page) gauges(all []shown) {
 	for i := 0; i < len(all); i++ {
 		p.sample("upstream_info", all[i].labels+","+all[i].account.info(all[i].now.Last), 1)
 	}
-	p.family("last_probe_timestamp_seconds", "gauge", "When the last probe began, in Unix time; 0: there was none.")
+	p.each(all, "last_probe_timestamp_seconds", "When the last probe began, in Unix time; 0: there was none.", func(s shown) interface{} { return unix(s.now.LastAt) })
+	p.each(all, "next_probe_timestamp_seconds", "When the next probe is due, in Unix time.", func(s shown) interface{} { return unix(s.now.Next) })
+	p.each(all, "probe_interval_seconds", "How often the upstream is probed while nothing is the matter.", func(s shown) interface{} { return s.every.Seconds() })
+}
+
+// each is a gauge with one sample for each upstream.
+func (p *page) each(all []shown, name, help string, value func(shown) interface{}) {
+	p.family(name, "gauge", help)
 	for i := 0; i < len(all); i++ {
-		p.sample("last_probe_timestamp_seconds", all[i].labels, unix(all[i].now.LastAt))
-	}
-	p.family("next_probe_timestamp_seconds", "gauge", "When the next probe is due, in Unix time.")
-	for i := 0; i < len(all); i++ {
-		p.sample("next_probe_timestamp_seconds", all[i].labels, unix(all[i].now.Next))
-	}
-	p.family("probe_interval_seconds", "gauge", "How often the upstream is probed while nothing is the matter.")
-	for i := 0; i < len(all); i++ {
-		p.sample("probe_interval_seconds", all[i].labels, all[i].every.Seconds())
+		p.sample(name, all[i].labels, value(all[i]))
 	}
 }
 
 func (p *page) counters(all []shown) {
-	p.family("probes_total", "counter", "Probes that ended, by what they found.")
+	p.counted(all, "probes_total", "counter", "Probes that ended, by what they found.", func(s shown) {
+		p.samples("probes_total", s.labels, s.account.kinds)
+	})
+	p.counted(all, "transitions_total", "counter", "Changes of state.", func(s shown) {
+		p.samples("transitions_total", s.labels, s.account.moves)
+	})
+	p.counted(all, "probe_duration_seconds", "histogram", "How long whole probes took.", func(s shown) {
+		p.histogram("probe_duration_seconds", s.labels, s.account.took)
+	})
+}
+
+// counted is a metric out of the accounts, which write sees locked.
+func (p *page) counted(all []shown, name, kind, help string, write func(shown)) {
+	p.family(name, kind, help)
 	for i := 0; i < len(all); i++ {
 		a := all[i].account
 		a.mu.Lock()
-		p.samples("probes_total", all[i].labels, a.kinds)
-		a.mu.Unlock()
-	}
-	p.family("transitions_total", "counter", "Changes of state.")
-	for i := 0; i < len(all); i++ {
-		a := all[i].account
-		a.mu.Lock()
-		p.samples("transitions_total", all[i].labels, a.moves)
-		a.mu.Unlock()
-	}
-	p.family("probe_duration_seconds", "histogram", "How long whole probes took.")
-	for i := 0; i < len(all); i++ {
-		a := all[i].account
-		a.mu.Lock()
-		p.histogram("probe_duration_seconds", all[i].labels, a.took)
+		write(all[i])
 		a.mu.Unlock()
 	}
 }

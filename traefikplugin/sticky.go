@@ -28,9 +28,6 @@ const (
 	// maxKnown is how many sessions a router knows the owners of: 10,000, about 4 MB. Of
 	// others each request reads the tag anew.
 	maxKnown = 10_000
-	// maxMissing is how many owners of sessions may be missing at once: 10,000, the
-	// largest fleet.
-	maxMissing = 10_000
 )
 
 // sticky brings the requests of a session to the server that opened it. The owner
@@ -300,6 +297,7 @@ func (s *sticky) way(pass *passage) http.Handler {
 		reason, _ := s.k.why(pass)
 		tell("%s: a session is lost with its server (%s): the client is told to open a new one", where(s.k.group.key), reason)
 		mcphealth.SessionLost(req.Method, mcphealth.RequestID(pass.beginning(req)), reason).Send(rw)
+		drain(rw, req)
 	})
 }
 
@@ -325,9 +323,7 @@ func (s *sticky) index(o mcphealth.Owner) int {
 	owner := s.names.owner
 	for i := 0; i < len(owner); i++ {
 		if owner[i] == o && s.route.server[i] != nil {
-			if absent := s.k.group.missing; absent.n.Load() > 0 {
-				absent.found(o)
-			}
+			s.k.group.missing.Found(o)
 			return i
 		}
 	}
@@ -546,7 +542,7 @@ func (r *roll) mark(h http.Header, t *ticket, from string) {
 func (s *sticky) lost(i int, o mcphealth.Owner) bool {
 	var since time.Time
 	if i < 0 {
-		since = s.k.group.missing.since(o)
+		since = s.k.group.missing.Since(o)
 	} else {
 		since = s.route.server[i].downSince()
 	}
@@ -562,38 +558,6 @@ func (s *sticky) others(i int) bool {
 		}
 	}
 	return false
-}
-
-// absentees are owners of sessions that a router's service no longer has, and since when.
-// They are the group's, which outlives configurations: a new one is when owners vanish.
-type absentees struct {
-	n  atomic.Int32
-	mu sync.Mutex
-	at map[mcphealth.Owner]time.Time
-}
-
-// since is when a request for the owner first found it missing.
-func (a *absentees) since(o mcphealth.Owner) time.Time {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	since, ok := a.at[o]
-	if !ok {
-		if len(a.at) >= maxMissing {
-			a.at = map[mcphealth.Owner]time.Time{} // their grace begins anew
-		}
-		since = time.Now()
-		a.at[o] = since
-		a.n.Store(int32(len(a.at)))
-	}
-	return since
-}
-
-// found says that the owner is there.
-func (a *absentees) found(o mcphealth.Owner) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	delete(a.at, o)
-	a.n.Store(int32(len(a.at)))
 }
 
 // sessionKeys are those in use, by their secret: that for "" is made when it is needed, and

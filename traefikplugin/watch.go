@@ -3,11 +3,8 @@
 package traefikplugin
 
 import (
-	"context"
 	"net"
-	"net/http"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/mcphealth/mcphealth/mcphealth"
@@ -15,8 +12,8 @@ import (
 
 // The death watch of the core asks a whole probe when a server's connection ends,
 // and after a false alarm not again for an interval. Here, where live calls cannot be
-// caught, each millisecond until the server is out costs some. So the plugin watches
-// the same connection itself: a refused dial is the quickest proof of death, and a
+// caught, each millisecond until the server is out costs some. So the plugin hears of
+// the end itself: a refused dial is the quickest proof of death, and a
 // healthy server that hung up, as Node's do after 5 s, is probed for a new one.
 
 // maxLooks is how often a server whose connection has ended is dialled: a dying
@@ -31,52 +28,13 @@ const minLife = time.Second
 // lookTimeout bounds one dial. A host that drops packets is left to the probe.
 const lookTimeout = time.Second
 
-// watchConn tells its server that the other side has ended it. Written out, not
-// embedded, for Yaegi.
-type watchConn struct {
-	c      net.Conn
-	s      *server
-	born   time.Time
-	closed atomic.Bool // by us
-}
-
-// watch has the transport's connections watched for s.
-func (s *server) watch(t *http.Transport) {
-	t.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
-		if err != nil {
-			return nil, err
-		}
-		w := &watchConn{c: c, s: s, born: time.Now()}
-		var conn net.Conn = w // Yaegi wraps an own type only through a variable of the interface
-		return conn, nil
-	}
-}
-
-func (w *watchConn) Read(b []byte) (int, error) {
-	n, err := w.c.Read(b)
-	if err != nil && !w.closed.Load() && !isTimeout(err) {
-		s := w.s
-		addr := w.c.RemoteAddr().String()
-		again := time.Since(w.born) >= minLife
-		time.AfterFunc(0, func() { s.look(addr, 0, again) })
-	}
-	return n, err
+// ended is told by the core that the other side has ended the connection.
+func (s *server) ended(addr string, born time.Time) {
+	again := time.Since(born) >= minLife
+	time.AfterFunc(0, func() { s.look(addr, 0, again) })
 }
 
 func isTimeout(err error) bool { return strings.Contains(err.Error(), "timeout") }
-
-func (w *watchConn) Close() error {
-	w.closed.Store(true)
-	return w.c.Close()
-}
-
-func (w *watchConn) Write(b []byte) (int, error)        { return w.c.Write(b) }
-func (w *watchConn) LocalAddr() net.Addr                { return w.c.LocalAddr() }
-func (w *watchConn) RemoteAddr() net.Addr               { return w.c.RemoteAddr() }
-func (w *watchConn) SetDeadline(t time.Time) error      { return w.c.SetDeadline(t) }
-func (w *watchConn) SetReadDeadline(t time.Time) error  { return w.c.SetReadDeadline(t) }
-func (w *watchConn) SetWriteDeadline(t time.Time) error { return w.c.SetWriteDeadline(t) }
 
 // look dials the server whose connection has ended, and takes it out at once if it
 // refuses. A probe follows, also, if again, when it does not.

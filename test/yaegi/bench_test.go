@@ -123,7 +123,7 @@ func (t trip) RoundTrip(req *http.Request) (*http.Response, error) { return t(re
 func proxyWithout(t testing.TB) http.Handler {
 	const text = `{"jsonrpc":"2.0","id":2,"result":{"content":[{"type":"text","text":"x"}]}}`
 	return &httputil.ReverseProxy{
-		Rewrite: func(*httputil.ProxyRequest) {},
+		Rewrite:    func(*httputil.ProxyRequest) {},
 		BufferPool: onePool{},
 		Transport: trip(func(req *http.Request) (*http.Response, error) {
 			body, _ := io.ReadAll(req.Body)

@@ -1,0 +1,89 @@
+package traefik
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A client that is still sending a body too large to be held gets its 503, and no reset
+// connection, whatever it sends with, and whether it reads meanwhile or not.
+func TestLargeBodiesAreRefused(t *testing.T) {
+	tr := Start(t, Options{Dynamic: config{plugin: "hold: 10s", noRoute: true}.yaml()})
+	const times = 10
+	for _, size := range []int{3 << 20, 7 << 20} {
+		body := `{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"x","arguments":{"data":"` + strings.Repeat("x", size) + `"}}}`
+		file := filepath.Join(t.TempDir(), "body")
+		if err := os.WriteFile(file, []byte(body), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		curl := func(more ...string) func() string {
+			return func() string {
+				args := append([]string{"-sS", "-o", filepath.Join(filepath.Dir(file), "answer"), "-w", "%{http_code}", "-H", "Content-Type: application/json", "--data-binary", "@" + file}, more...)
+				out, err := exec.Command("curl", append(args, tr.URL+"/mcp")...).CombinedOutput()
+				answer, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "answer"))
+				return fmt.Sprint(string(out), " ", bytes.Contains(answer, []byte(`"id":7`)), " ", err)
+			}
+		}
+		node := func(options string) func() string {
+			script := `const body=require('fs').readFileSync(process.argv[2]);
+				const stream=()=>new ReadableStream({start(c){for(let i=0;i<body.length;i+=65536)c.enqueue(body.subarray(i,i+65536));c.close()}});
+				fetch(process.argv[1],{method:'POST',headers:{'Content-Type':'application/json'},` + options + `})
+				.then(async r=>console.log(r.status,(await r.text()).includes('"id":7'),'<nil>'),e=>console.log(e.cause||e))`
+			return func() string {
+				out, _ := exec.Command("node", "-e", script, tr.URL+"/mcp", file).CombinedOutput()
+				return strings.TrimSpace(string(out))
+			}
+		}
+		golang := func(body func() io.Reader) func() string {
+			client := &http.Client{Transport: &http.Transport{}}
+			return func() string {
+				resp, err := client.Post(tr.URL+"/mcp", "application/json", body())
+				if err != nil {
+					return err.Error()
+				}
+				defer resp.Body.Close()
+				answer, err := io.ReadAll(resp.Body)
+				return fmt.Sprint(resp.StatusCode, " ", bytes.Contains(answer, []byte(`"id":7`)), " ", err)
+			}
+		}
+		clients := []struct {
+			name string
+			do   func() string
+		}{
+			{"curl", curl()},
+			{"curl, sends at once", curl("-H", "Expect:")},
+			{"curl, chunked", curl("-H", "Expect:", "-H", "Transfer-Encoding: chunked")},
+			{"Go", golang(func() io.Reader { return strings.NewReader(body) })},
+			{"Go, chunked", golang(func() io.Reader { return io.MultiReader(strings.NewReader(body)) })},
+			{"Node fetch", node("body")},
+			{"Node fetch, chunked", node("body:stream(),duplex:'half'")},
+			{"sends all, then reads", func() string {
+				head := fmt.Sprintf("POST /mcp HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", len(body))
+				resp, answer, _ := raw(t, tr, 10*time.Second, head, body)
+				if resp == nil {
+					return "no answer"
+				}
+				return fmt.Sprint(resp.StatusCode, " ", bytes.Contains(answer, []byte(`"id":7`)), " <nil>")
+			}},
+		}
+		for _, c := range clients {
+			t.Run(fmt.Sprintf("%d MiB, %s", size>>20, c.name), func(t *testing.T) {
+				got := map[string]int{}
+				for range times {
+					got[c.do()]++
+				}
+				if got["503 true <nil>"] != times {
+					t.Errorf("%v, want %d × 503 with its id", got, times)
+				}
+			})
+		}
+	}
+}
