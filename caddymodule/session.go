@@ -2,7 +2,6 @@ package caddymodule
 
 import (
 	"net/http"
-	"sync"
 	"sync/atomic"
 	"time"
 

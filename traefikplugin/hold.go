@@ -41,6 +41,7 @@ type passage struct {
 	times   int
 	end     time.Time // of its hold
 	held    bool      // it has waited until then
+	slow    bool      // its client was still sending then
 	body    []byte    // all of it if kept, else perhaps its beginning
 	kept    bool
 	got     atomic.Int32 // bytes of body, while it is read
@@ -143,8 +144,9 @@ func (k *keeper) wait(rw http.ResponseWriter, req *http.Request, pass *passage, 
 		countHeld(since)
 	}
 	if !pass.kept {
-		if pass.keep(req, pass.end) != nil {
+		if err := pass.keep(req, pass.end); err != nil {
 			leave()
+			pass.slow = errors.Is(err, errTooLate)
 			k.unread(rw, req, pass)
 			return
 		}
@@ -253,14 +255,16 @@ func (k *keeper) refuse(rw http.ResponseWriter, req *http.Request, pass *passage
 		retry = routeRetry // it has waited long enough
 	}
 	mcphealth.Unavailable(req.Method, mcphealth.RequestID(pass.beginning(req)), reason, retry).Send(rw)
-	drain(rw, req)
+	if !pass.slow {
+		drain(rw, req)
+	}
 }
 
 // drain reads what a client is still sending though it has its answer: net/http reads some,
 // and then ends the connection, whose reset the client may see instead of the answer.
-// HTTP/2 ends the stream alone; who asks before it sends, or has too much, is not waited for.
+// HTTP/2 ends the stream alone; who has too much is not waited for.
 func drain(rw http.ResponseWriter, req *http.Request) {
-	if req.Body == nil || req.ProtoMajor > 1 || req.Header.Get("Expect") != "" ||
+	if req.Body == nil || req.ProtoMajor > 1 ||
 		req.ContentLength >= 0 && req.ContentLength <= drained || req.ContentLength > maxDrain {
 		return
 	}

@@ -53,10 +53,10 @@ type roll struct {
 
 // ticket is what a request says of the session that it belongs to.
 type ticket struct {
-	method string // of HTTP
-	given  string // the id as the client has it; "" = none
-	again  []string
-	id     string // as the server has it
+	method string   // of HTTP
+	given  string   // the id as the client has it; "" = none
+	again  []string // the same, as the field of an answer
+	id     string   // as the server has it
 	owner  mcphealth.Owner
 	pinned bool   // the owner is known, and nobody else is asked
 	chosen string // the cookie by which we chose a server; "" = Traefik chose
@@ -66,12 +66,9 @@ type ticket struct {
 // owned is a session whose owner is up, with what its requests need ready. It is never
 // changed.
 type owned struct {
-	path    string
-	version string // as its requests say it
-	said    int    // how often: once or, which is 2025-03-26, not at all
-	id      []string
-	cookie  []string
-	t       *ticket
+	id     []string // as the server has it
+	cookie []string
+	t      *ticket
 }
 
 // errSticky is why sticky cannot be: whoever configured it must know, for sessions
@@ -108,25 +105,26 @@ func (s *sticky) entry() http.Handler {
 	free := &s.route.free
 	return http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
 		h := req.Header
-		if v := h[versionField]; len(v) == 1 && len(h["Cookie"]) == 0 && len(h["Upgrade"]) == 0 {
-			if v[0] == mcphealth.SessionlessVersion && free.Load() {
+		if len(h["Cookie"]) > 0 {
+			s.serve(rw, req)
+			return
+		}
+		if v := h[versionField]; len(v) == 1 && v[0] == mcphealth.SessionlessVersion {
+			if free.Load() {
 				next.ServeHTTP(rw, req)
 				return
 			}
-			if ids := h[sessionField]; len(ids) == 1 {
-				if found, ok := known.Load(ids[0]); ok {
-					if o := found.(*owned); v[0] == o.version && req.URL.Path == o.path {
-						to := new(http.Request)
-						*to = *req
-						h = h.Clone()
-						h[sessionField] = o.id
-						h["Cookie"] = o.cookie
-						to.Header = h
-						var w http.ResponseWriter = &stamp{ResponseWriter: rw, t: o.t}
-						next.ServeHTTP(w, to)
-						return
-					}
-				}
+		} else if ids := h[sessionField]; len(ids) == 1 {
+			if found, ok := known.Load(ids[0]); ok {
+				o := found.(*owned)
+				to := h.Clone()
+				to[sessionField] = o.id
+				to["Cookie"] = o.cookie
+				req.Header = to
+				var w http.ResponseWriter = &stamp{ResponseWriter: rw, t: o.t}
+				next.ServeHTTP(w, req)
+				req.Header = h
+				return
 			}
 		}
 		s.serve(rw, req)
@@ -134,16 +132,10 @@ func (s *sticky) entry() http.Handler {
 }
 
 // learn has the next requests of a session whose owner is up as it stands go on at once.
-func (s *sticky) learn(req *http.Request, t *ticket, i int, now *standing) {
-	said := req.Header[versionField]
-	if len(said) > 1 {
-		return
-	}
-	o := &owned{path: req.URL.Path, said: len(said), id: []string{t.id}, cookie: []string{s.names.cookie + "=" + s.names.value[i]}}
-	if o.said > 0 {
-		o.version = said[0]
-	}
-	o.t = &ticket{method: t.method, given: t.given, again: []string{t.given}, id: t.id, owner: t.owner, pinned: true, chosen: s.names.value[i], by: s.names}
+func (s *sticky) learn(t *ticket, i int, now *standing) {
+	value := s.names.value[i]
+	o := &owned{id: []string{t.id}, cookie: []string{s.names.cookie + "=" + value}}
+	o.t = &ticket{method: t.method, given: t.given, again: []string{t.given}, id: t.id, owner: t.owner, pinned: true, chosen: value, by: s.names}
 	if _, ok := s.known.LoadOrStore(t.given, o); ok {
 		s.known.Store(t.given, o)
 	} else if s.n.Add(1) > maxKnown {
@@ -209,7 +201,7 @@ func (s *sticky) serve(rw http.ResponseWriter, req *http.Request) {
 		s.send(rw, req, pass)
 		return
 	}
-	if s.k.set.pathOf(req.URL.Path) == "" || len(req.Header["Upgrade"]) > 0 {
+	if s.k.set.pathOf(req.URL.Path) == "" || strings.EqualFold(req.Header.Get("Upgrade"), "websocket") { // h2c is what Java's client tries
 		s.route.b.handler.ServeHTTP(rw, req)
 		return
 	}
@@ -264,7 +256,7 @@ func (s *sticky) send(rw http.ResponseWriter, req *http.Request, pass *passage) 
 	}
 	now := s.route.standing()
 	if i := s.index(t.owner); i >= 0 && now.up[i] {
-		s.learn(req, t, i, now)
+		s.learn(t, i, now)
 		s.to(rw, req, t, s.names.value[i])
 		return
 	}
@@ -405,7 +397,7 @@ func (w *stamp) WriteHeader(status int) {
 	rw := w.ResponseWriter
 	h := rw.Header()
 	ids := h[sessionField]
-	if status < http.StatusOK || len(ids) != 1 || ids[0] != w.t.id || len(h["Set-Cookie"]) > 0 {
+	if len(ids) != 1 || ids[0] != w.t.id || len(h["Set-Cookie"]) > 0 {
 		w.begin(h, status)
 		return
 	}
@@ -415,7 +407,7 @@ func (w *stamp) WriteHeader(status int) {
 		w.plain = true
 		return
 	}
-	w.flow()
+	w.flow(status)
 }
 
 // begin writes a head that has more to it than the id which the client knows.
@@ -448,11 +440,15 @@ func (w *stamp) begin(h http.Header, status int) {
 		w.plain = true
 		return
 	}
-	w.flow()
+	w.flow(status)
 }
 
 // flow has all pieces go on at once, and the head.
-func (w *stamp) flow() {
+func (w *stamp) flow(status int) {
+	if status < http.StatusOK { // early hints and the like: another head follows
+		return
+	}
+	w.plain = false
 	w.live = http.NewResponseController(w.ResponseWriter)
 	_ = w.live.Flush()
 }
@@ -469,17 +465,17 @@ func (w *stamp) Write(b []byte) (int, error) {
 	if w.plain {
 		return w.ResponseWriter.Write(b)
 	}
-	if w.live == nil {
-		return w.first(b)
-	}
-	n, err := w.ResponseWriter.Write(b)
-	_ = w.live.Flush()
-	return n, err
+	return w.piece(b)
 }
 
-// first is a piece before any head, or one of an answer that was replaced.
-func (w *stamp) first(b []byte) (int, error) {
-	if w.written {
+// piece is one of a stream, the first before any head, or one of an answer that was replaced.
+func (w *stamp) piece(b []byte) (int, error) {
+	switch {
+	case w.live != nil:
+		n, err := w.ResponseWriter.Write(b)
+		_ = w.live.Flush()
+		return n, err
+	case w.written:
 		return len(b), nil
 	}
 	w.WriteHeader(http.StatusOK)

@@ -11,6 +11,7 @@ import (
 // know; where it matters, a test beside this one shows the same by other means.
 var coreTests = map[string]string{
 	"answer_test.go":    "",
+	"absentees_test.go": "imports testing/synctest, as checker_test.go does; TestPluginSticky",
 	"share_test.go":     "imports testing/synctest, as checker_test.go does",
 	"scheduler_test.go": "imports testing/synctest, as checker_test.go does; TestFleet",
 	"refusal_test.go":   "needs depth_test.go; TestSame",
