@@ -17,7 +17,7 @@ import (
 // connection, whatever it sends with, and whether it reads meanwhile or not.
 func TestLargeBodiesAreRefused(t *testing.T) {
 	tr := Start(t, Options{Dynamic: config{plugin: "hold: 10s", noRoute: true}.yaml()})
-	const times = 10
+	const times = 4
 	for _, size := range []int{3 << 20, 7 << 20} {
 		body := `{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"x","arguments":{"data":"` + strings.Repeat("x", size) + `"}}}`
 		file := filepath.Join(t.TempDir(), "body")

@@ -146,7 +146,7 @@ func proxyWithout(t testing.TB) http.Handler {
 // onePool is a pool of buffers, as Traefik's.
 type onePool struct{}
 
-var buffers = sync.Pool{New: func() any { return make([]byte, 32<<10) }}
+var buffers = sync.Pool{New: func() any { b := make([]byte, 32<<10); return &b }}
 
-func (onePool) Get() []byte  { return buffers.Get().([]byte) }
-func (onePool) Put(b []byte) { buffers.Put(b) }
+func (onePool) Get() []byte  { return *buffers.Get().(*[]byte) }
+func (onePool) Put(b []byte) { buffers.Put(&b) }
