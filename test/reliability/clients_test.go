@@ -157,9 +157,49 @@ var hostileRequests = []struct{ name, raw string }{
 	{"TRACE", "TRACE /good/mcp HTTP/1.1\r\nHost: edge\r\n\r\n"},
 	{"a way up", strings.Replace(head, "/good/mcp", "/good/../../../etc/passwd", 1) + "\r\n"},
 	{"HTTP/2 without end", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + strings.Repeat("\x00\x00\x00\x04\x00\x00\x00\x00\x00", 20000)},
+	{"HTTP/2, CONTINUATION without end", inHTTP2(func(f *http2.Framer, call []byte) {
+		f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: call})
+		for range 20000 {
+			f.WriteContinuation(1, false, nil)
+		}
+	})},
+	{"HTTP/2, one field again and again", inHTTP2(func(f *http2.Framer, call []byte) {
+		f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: call})
+		for range 20 { // the content-type of call, from the table, in a byte each
+			f.WriteContinuation(1, false, bytes.Repeat([]byte{0x80 | 62}, 16000))
+		}
+	})},
+	{"HTTP/2, PING without end", inHTTP2(func(f *http2.Framer, _ []byte) {
+		for range 20000 {
+			f.WritePing(false, [8]byte{1})
+		}
+	})},
+	{"HTTP/2, no window for the answer", inHTTP2(func(f *http2.Framer, call []byte) {
+		f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+		for id := uint32(1); id < 200; id += 2 {
+			f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: call, EndHeaders: true})
+			f.WriteData(id, true, []byte(callBody(fmt.Sprintf(`"window %d"`, id))))
+			call = []byte{0x80 | 3, 0x80 | 6, 0x80 | 62, 0x80 | 63, 0x80 | 64} // the same, from the table
+		}
+	})},
 	{"line noise", strings.Repeat("\x00\xff\x16\x03", 5000)},
 	{"an upgrade", head + "Connection: Upgrade, Mcp-Session-Id, Authorization\r\nUpgrade: websocket\r\nMcp-Session-Id: a\r\nContent-Length: 0\r\n\r\n"},
 	{"a promise to go on", head + "Expect: 100-continue\r\nContent-Length: 1000000\r\n\r\n"},
+}
+
+// inHTTP2 is the beginning of a connection, and what do writes; call is the header block
+// of a call to the good server.
+func inHTTP2(do func(f *http2.Framer, call []byte)) string {
+	var out, block bytes.Buffer
+	out.WriteString(http2.ClientPreface)
+	enc := hpack.NewEncoder(&block)
+	for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":authority", "edge"}, {":path", "/good/mcp"}, {"content-type", "application/json"}} {
+		enc.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]})
+	}
+	f := http2.NewFramer(&out, nil)
+	f.WriteSettings()
+	do(f, block.Bytes())
+	return out.String()
 }
 
 func TestHostileRequests(t *testing.T) {

@@ -1,6 +1,8 @@
 package reliability
 
 import (
+	"bytes"
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -9,6 +11,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"fmt"
+	"io"
 	"math/big"
 	"net"
 	"net/http"
@@ -17,6 +20,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -155,6 +159,47 @@ func TestNamesFlap(t *testing.T) {
 	}
 	if dns.asked.Load() == 0 {
 		t.Error("the resolver was not asked")
+	}
+}
+
+// A Caddy that is started where there is no network at all, not even loopback, starts,
+// listens, and says of its upstreams what it knows.
+func TestNoNetworkAtStart(t *testing.T) {
+	dir := t.TempDir()
+	if out, err := exec.Command("unshare", "--net", "true").CombinedOutput(); err != nil {
+		t.Skipf("no network namespaces here: %v %s", err, out)
+	}
+	file := filepath.Join(dir, "Caddyfile")
+	os.WriteFile(file, []byte("{\n\tadmin unix/"+dir+"/admin\n\tauto_https off\n\tpersist_config off\n}\nhttp://:8080 {\n\tbind unix/"+dir+"/site\n"+
+		"\tmcp_proxy 192.0.2.1:80 mcp.invalid:80 127.0.0.1:9 {\n\t\tsticky\n\t\thold 0\n\t\tcheck_interval 300ms\n\t}\n\tmcp_status /status\n}\n"), 0o600)
+	cmd := exec.Command("unshare", "--net", e2e.CaddyBinary(t), "run", "--config", file, "--adapter", "caddyfile")
+	cmd.Env = append(os.Environ(), "XDG_CONFIG_HOME="+dir, "XDG_DATA_HOME="+dir)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(dir, "site"))
+	}}}
+	await(t, 10*time.Second, "an answer with the caller's id", func() bool {
+		resp, err := client.Post("http://edge/mcp", "application/json", strings.NewReader(callBody(`7`)))
+		if err != nil {
+			return false
+		}
+		defer resp.Body.Close()
+		b, _ := io.ReadAll(resp.Body)
+		return resp.StatusCode == http.StatusServiceUnavailable && checkOurs(resp, b, callBody(`7`)) == ""
+	})
+	time.Sleep(time.Second) // some probes
+	if resp, err := client.Get("http://edge/status"); err != nil || resp.StatusCode != http.StatusOK {
+		t.Errorf("status page: %v %v", resp, err)
+	}
+	cmd.Process.Signal(syscall.SIGTERM)
+	if err := <-ended; err != nil || strings.Contains(out.String(), "panic") {
+		t.Errorf("its end: %v\n%.3000s", err, out.String())
 	}
 }
 
