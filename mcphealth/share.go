@@ -188,7 +188,8 @@ func (c *Checker) Hear(from string, r Result) {
 		c.suspect()
 	}
 	if sign != 0 {
-		c.opinions.heard, c.opinions.heardAt = sign, c.clock()
+		c.opinions.heard = sign
+		c.opinions.heardAt = c.clock()
 	}
 	var change Change
 	changed := false
