@@ -27,6 +27,7 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 
 	"github.com/mcphealth/mcphealth/test/e2e"
+	"github.com/mcphealth/mcphealth/test/traefik"
 )
 
 // A machine that was suspended for many intervals finds its servers as they are: it
@@ -70,9 +71,9 @@ type resolver struct {
 	socket net.PacketConn
 }
 
-func newResolver(t testing.TB) *resolver {
+func newResolver(t testing.TB, addr string) *resolver {
 	t.Helper()
-	c, err := net.ListenPacket("udp", "127.0.0.1:0")
+	c, err := net.ListenPacket("udp", addr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +109,7 @@ func (r *resolver) serve() {
 // No name can be resolved at the start; then it can; then the name flaps between
 // addresses, one of which is nobody's. The edge starts, answers, and serves.
 func TestNamesFlap(t *testing.T) {
-	dns := newResolver(t)
+	dns := newResolver(t, "127.0.0.1:0")
 	port := e2e.FreePort(t)
 	site := fmt.Sprintf(`	mcp_proxy /mcp* {
 		dynamic a mcp.test %d {
@@ -230,22 +231,56 @@ func TestReadOnly(t *testing.T) {
 	}
 }
 
+// The same before Traefik, which asks the machine's resolver, and so gets a machine with
+// another one. A name that leads to nobody is down; calls that Traefik sends meanwhile fail.
+func TestNamesFlapInTraefik(t *testing.T) {
+	if err := exec.Command("unshare", "--mount", "mount", "--bind", "/etc/hosts", "/etc/hosts").Run(); err != nil {
+		t.Skipf("a resolv.conf of its own takes a namespace of mounts: %v", err)
+	}
+	ns := fmt.Sprintf("127.53.%d.%d", os.Getpid()>>8&0xff, os.Getpid()&0xff|1)
+	dns := newResolver(t, ns+":53")
+	dir := t.TempDir()
+	conf, script := filepath.Join(dir, "resolv.conf"), filepath.Join(dir, "traefik")
+	text := fmt.Sprintf("#!/bin/sh\nexec unshare --mount sh -c 'mount --bind %s /etc/resolv.conf && GODEBUG=netdns=go exec %s \"$@\"' sh \"$@\"\n", conf, traefik.Binary(t))
+	for file, text := range map[string]string{conf: "nameserver " + ns + "\n", script: text} {
+		if err := os.WriteFile(file, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("TRAEFIK", script)
+	port := e2e.FreePort(t)
+	addr := fmt.Sprintf("mcp.test:%d", port)
+	e := startTraefik(t, Route{Name: "r", Upstreams: []string{addr}, Interval: 300 * time.Millisecond, Timeout: time.Second, Hold: 2 * time.Second})
+	if wrong := answerTo(e.URL("r"), callBody(`1`), `1`); wrong != "" {
+		t.Errorf("a name that cannot be resolved: %s", wrong)
+	}
+	revive(t, fmt.Sprintf("127.0.0.2:%d", port))
+	revive(t, fmt.Sprintf("127.0.0.3:%d", port))
+	point := func(last byte) { dns.ip.Store(&[4]byte{127, 0, 0, last}) }
+	point(2)
+	awaitUp(t, e, addr)
+	for n := range 50 {
+		point(byte(2 + n/2%2))
+		ask(t, e.URL("r"), callBody(fmt.Sprintf(`"flap %d"`, n)))
+		time.Sleep(100 * time.Millisecond)
+	}
+	if n := transitions(t, e, addr); n > 2 { // down at the start, and up
+		t.Errorf("the state changed %d times", n)
+	}
+	point(4) // nobody's
+	await(t, 10*time.Second, "down", func() bool { state, _ := e.State(t, addr); return state == "down" })
+	if wrong := answerTo(e.URL("r"), callBody(`2`), `2`); wrong != "" {
+		t.Errorf("a name that leads to nobody: %s", wrong)
+	}
+	point(3)
+	awaitUp(t, e, addr)
+	ask(t, e.URL("r"), callBody(`"found again"`))
+}
+
 // A certificate expires while all is well: the server is down for that reason, calls
 // get a 503, and when it is renewed they are served.
 func TestCertificateExpires(t *testing.T) {
-	dir := t.TempDir()
-	var current atomic.Pointer[tls.Certificate]
-	ca := newAuthority(t, filepath.Join(dir, "ca.pem"))
-	current.Store(ca.issue(t, 5*time.Second))
-	a := newServer(t)
-	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return current.Load(), nil }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	srv := &http.Server{Handler: a, ReadHeaderTimeout: time.Minute, IdleTimeout: time.Second}
-	go srv.Serve(ln)
-	t.Cleanup(func() { srv.Close() })
-	addr := ln.Addr().String()
+	ca, addr, renew := expiring(t, 5*time.Second)
 	c := e2e.StartCaddy(t, fmt.Sprintf(`	mcp_proxy /mcp* %s {
 		check_interval 500ms
 		hold 0
@@ -253,7 +288,7 @@ func TestCertificateExpires(t *testing.T) {
 			tls_trust_pool file %s
 			tls_server_name 127.0.0.1
 		}
-	}`, addr, filepath.Join(dir, "ca.pem")))
+	}`, addr, ca))
 	c.AwaitState(t, addr, "up", 5*time.Second)
 	ask(t, c.URL(), callBody(`"valid"`))
 	c.AwaitState(t, addr, "down", 20*time.Second)
@@ -263,9 +298,47 @@ func TestCertificateExpires(t *testing.T) {
 	if wrong := answerTo(c.URL(), callBody(`2`), `2`); wrong != "" {
 		t.Error(wrong)
 	}
-	current.Store(ca.issue(t, time.Hour))
+	renew()
 	c.AwaitState(t, addr, "up", 15*time.Second)
 	ask(t, c.URL(), callBody(`"renewed"`))
+}
+
+// The same before Traefik. The plugin verifies certificates where it sends credentials;
+// without any it cannot know whom the serversTransport trusts, and calls the server up.
+func TestCertificateExpiresInTraefik(t *testing.T) {
+	ca, addr, renew := expiring(t, 8*time.Second)
+	t.Setenv("SSL_CERT_FILE", ca) // whom Traefik and the plugin trust
+	e := startTraefik(t, Route{Name: "r", Upstreams: []string{addr}, Scheme: "https", Interval: 500 * time.Millisecond, Traefik: "headers:\n  Authorization: Bearer x"})
+	awaitUp(t, e, addr)
+	ask(t, e.URL("r"), callBody(`"valid"`))
+	await(t, 20*time.Second, "down for its certificate", func() bool {
+		state, reason := e.State(t, addr)
+		return state == "down" && reason == "tls"
+	})
+	if wrong := answerTo(e.URL("r"), callBody(`2`), `2`); wrong != "" {
+		t.Error(wrong)
+	}
+	renew()
+	awaitUp(t, e, addr)
+	ask(t, e.URL("r"), callBody(`"renewed"`))
+}
+
+// expiring is an MCP server over TLS whose certificate, of the authority in the file ca,
+// expires soon; renew gives it one that does not.
+func expiring(t *testing.T, lasts time.Duration) (ca, addr string, renew func()) {
+	t.Helper()
+	ca = filepath.Join(t.TempDir(), "ca.pem")
+	var current atomic.Pointer[tls.Certificate]
+	by := newAuthority(t, ca)
+	current.Store(by.issue(t, lasts))
+	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return current.Load(), nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &http.Server{Handler: newServer(t), ReadHeaderTimeout: time.Minute, IdleTimeout: time.Second}
+	go srv.Serve(ln)
+	t.Cleanup(func() { srv.Close() })
+	return ca, ln.Addr().String(), func() { current.Store(by.issue(t, time.Hour)) }
 }
 
 // authority issues certificates for 127.0.0.1.
