@@ -25,7 +25,7 @@ const (
 	// minSecret is the shortest sessionKey: 16 bytes, which nobody finds by trying
 	// if they are random.
 	minSecret = 16
-	// maxKnown is how many sessions a router knows the owners of: 10,000, about 4 MB. Of
+	// maxKnown is how many sessions a router knows the owners of: 10,000, some MB. Of
 	// others each request reads the tag anew.
 	maxKnown = 10_000
 )
