@@ -63,8 +63,8 @@ func (a *App) keepHonest(ctx caddy.Context, h *reverseproxy.Handler) (made caddy
 	dial := t.Transport.DialContext
 	t.Transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := dial(ctx, network, addr)
-		if err != nil {
-			return nil, err
+		if err != nil || ctx.Value(probeKey{}) != nil { // probes use no connection twice
+			return c, err
 		}
 		return newHonestConn(c), nil
 	}

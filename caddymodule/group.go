@@ -55,6 +55,7 @@ type group struct {
 	nobody    atomic.Pointer[account] // of requests that reached no upstream
 	sourced   atomic.Bool             // there is a dynamic source
 	http1     atomic.Bool             // the transport speaks HTTP/1.1 and nothing else
+	plain     atomic.Bool             // and that without TLS
 	agrees    atomic.Bool             // it agrees with each server, by TLS, on HTTP/1.1 or HTTP/2
 	age       atomic.Uint32
 
@@ -91,6 +92,11 @@ func (m *member) tier() mcphealth.Tier {
 		return mcphealth.TierSuspect // nobody would notice that it is back
 	}
 	return tier
+}
+
+// isUp reports whether the member was found to live, and not to die since.
+func (m *member) isUp() bool {
+	return m.entry != nil && m.entry.checker.Snapshot().State == mcphealth.Up
 }
 
 // The group's reports to the checker. Those of a member without one go nowhere.
@@ -198,12 +204,11 @@ func (g *group) start() {
 		return
 	}
 	g.started = true
-	g.way.Store(newWay(g.handler))
-	if t := g.way.Load().http; t != nil {
-		h2c, overTLS := slices.Contains(t.Versions, "h2c"), t.TLS != nil && slices.Contains(t.Versions, "2")
-		g.http1.Store(!h2c && !overTLS)
-		g.agrees.Store(!h2c && overTLS)
-	}
+	w := newWay(g.handler)
+	g.way.Store(w)
+	g.http1.Store(w.speaksHTTP1())
+	g.plain.Store(w.isPlain())
+	g.agrees.Store(!w.speaksH2C() && w.agrees())
 	if lb := g.handler.LoadBalancing; lb != nil {
 		g.retries.Store(lb.TryDuration > 0 || lb.Retries > 0)
 		g.rematches.Store(len(lb.RetryMatch) > 0)

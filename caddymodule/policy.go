@@ -234,6 +234,7 @@ func (g *group) mayHaveSent(t *transit) bool {
 	case g.rematches.Load():
 		sent = buffered || t.bodyWasRead()
 	case buffered:
+	case t.whole != nil && t.replay == nil: // in memory, over HTTP/1.1
 	case g.http1.Load():
 		t.rewind()
 	default:
@@ -273,7 +274,6 @@ func (g *group) notePick(t *transit, r *http.Request, pool reverseproxy.Upstream
 		return
 	}
 	t.picked.dial = chosen.Dial
-	t.chosen(r, g)
 	if members == nil {
 		t.picked.member = g.lookup(chosen.Dial)
 	} else {
@@ -284,6 +284,7 @@ func (g *group) notePick(t *transit, r *http.Request, pool reverseproxy.Upstream
 			}
 		}
 	}
+	t.chosen(r, g)
 	if t.picked.member != nil {
 		t.picked.member.sent()
 	}

@@ -1,6 +1,7 @@
 package caddymodule
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -50,6 +51,7 @@ type transit struct {
 	body     *body // nil: none
 	reader   *bodyReader
 	replay   *replay // the held body, once it was sent again
+	whole    []byte  // a small body, gathered before it was sent; nil: it was not
 	ticket   ticket
 	picked   pick
 	status   int  // of the answer; 0: nothing was written
@@ -120,6 +122,11 @@ func (t *transit) chosen(r *http.Request, g *group) {
 	if !g.speaksHTTP1() || !mayRepeat(r) {
 		return
 	}
+	if t.gather(r, g) {
+		r.GetBody = t.wholeAgain
+		r.Body, _ = t.wholeAgain()
+		return
+	}
 	anew := t.body.anew
 	if t.replay != nil {
 		anew = t.replay.anew
@@ -132,6 +139,38 @@ func (t *transit) chosen(r *http.Request, g *group) {
 			return anew()
 		}
 	}
+}
+
+// gather takes a small body into memory before it is sent, as far as the proxy has not
+// done that, and reports whether it is there. For a reader that it does not know,
+// net/http writes the head of a request and then the body, each by itself; in one
+// write, which saves the proxy a system call and the upstream a wait.
+//
+// Only for an upstream that is known to live, for a client may be slow to send, and
+// should hear of an outage meanwhile; and only over plain HTTP/1.1, where a failed
+// dial proves without the body that nothing was sent.
+func (t *transit) gather(r *http.Request, g *group) bool {
+	switch {
+	case t.whole != nil:
+		return t.replay == nil
+	case t.replay != nil, r.Body == nil, r.ContentLength <= 0, r.ContentLength > keptAtFirst, len(r.Trailer) > 0,
+		r.Header["Expect"] != nil, // the upstream is to say whether it wants the body
+		!g.plain.Load(), g.rematches.Load(), g.handler.RequestBuffers != 0,
+		t.picked.member == nil || !t.picked.member.isUp():
+		return false
+	}
+	all := make([]byte, r.ContentLength)
+	if _, err := io.ReadFull(r.Body, all); err != nil {
+		t.reader.rewind() // whoever reads it gets the error
+		return false
+	}
+	t.whole = all
+	return true
+}
+
+// wholeAgain reads the gathered body from the start, in a shape that net/http knows.
+func (t *transit) wholeAgain() (io.ReadCloser, error) {
+	return io.NopCloser(bytes.NewReader(t.whole)), nil
 }
 
 // readUntil bounds how long the client may take to send what is not in yet; the

@@ -50,6 +50,20 @@ func ownH2C(t *reverseproxy.HTTPTransport) bool {
 	return slices.Contains(t.Versions, "h2c") && t.Transport.Protocols == nil
 }
 
+// speaksHTTP1 reports whether the transport is one of HTTP/1.1 and nothing else.
+func (w *way) speaksHTTP1() bool { return w.http != nil && !w.speaksH2C() && !w.agrees() }
+
+// isPlain reports whether it is that, and without TLS.
+func (w *way) isPlain() bool { return w.speaksHTTP1() && w.http.TLS == nil }
+
+// speaksH2C reports whether it speaks HTTP/2 without TLS.
+func (w *way) speaksH2C() bool { return w.http != nil && slices.Contains(w.http.Versions, "h2c") }
+
+// agrees reports whether it agrees with each server, by TLS, on HTTP/1.1 or HTTP/2.
+func (w *way) agrees() bool {
+	return w.http != nil && w.http.TLS != nil && slices.Contains(w.http.Versions, "2")
+}
+
 // identify hashes the transport's settings. Modules inside them have their JSON
 // wiped after loading (Context.LoadModule), so that the trusted roots and the
 // forward proxy are told apart by what was made of them.
@@ -224,19 +238,53 @@ var ownAddr = reverseproxy.ProxyProtocolInfo{AddrPort: netip.MustParseAddrPort("
 // line is a fresh line to one upstream over the handler's transport.
 func (w *way) line(di reverseproxy.DialInfo) *mcphealth.Line {
 	var l *mcphealth.Line
-	if w.http != nil {
+	switch {
+	case w.isPlain():
+		l = mcphealth.NewPlainLine(w.http.Transport)
+	case w.http != nil:
 		l = mcphealth.NewLine(w.http.Transport)
-	} else {
+	default:
 		l = mcphealth.NewForeignLine(careful{w.transport})
 	}
 	l.Prepare = func(r *http.Request) *http.Request {
-		ctx := context.WithValue(r.Context(), caddy.ReplacerCtxKey, upstreamReplacer(di))
-		ctx = context.WithValue(ctx, dialInfoKey, di)
-		ctx = context.WithValue(ctx, caddyhttp.VarsCtxKey, map[string]any{proxyInfoVar: ownAddr, string(dialInfoKey): di})
-		ctx = context.WithValue(ctx, caddyhttp.OriginalRequestCtxKey, *r)
-		return r.WithContext(ctx)
+		return r.WithContext(&probeContext{Context: r.Context(), di: di, req: r})
 	}
 	return l
+}
+
+// probeContext is what Caddy's server and reverse_proxy give to each request, for the
+// probes, and made where somebody asks.
+type probeContext struct {
+	context.Context
+	di  reverseproxy.DialInfo
+	req *http.Request
+
+	repl     *caddy.Replacer
+	replOnce sync.Once
+	vars     map[string]any
+	varsOnce sync.Once
+}
+
+// probeKey tells the context of a probe from that of a request.
+type probeKey struct{}
+
+// Value returns what there is for key.
+func (c *probeContext) Value(key any) any {
+	switch key {
+	case probeKey{}:
+		return true
+	case dialInfoKey:
+		return c.di
+	case caddy.ReplacerCtxKey:
+		c.replOnce.Do(func() { c.repl = upstreamReplacer(c.di) })
+		return c.repl
+	case caddyhttp.VarsCtxKey:
+		c.varsOnce.Do(func() { c.vars = map[string]any{proxyInfoVar: ownAddr, string(dialInfoKey): c.di} })
+		return c.vars
+	case caddyhttp.OriginalRequestCtxKey:
+		return *c.req
+	}
+	return c.Context.Value(key)
 }
 
 // careful turns a panic of a transport that misses something in a request which

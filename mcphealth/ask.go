@@ -98,22 +98,26 @@ func newID() string {
 
 // body is the question as JSON.
 func (q question) body(id string) []byte {
-	params := q.params
+	var b bytes.Buffer
+	b.Grow(384 + len(q.params)) // all of it, with a modern question's _meta
+	b.WriteString(`{"jsonrpc":"2.0","id":` + quote(id) + `,"method":` + quote(q.method))
+	rest := q.params
+	if rest != "" || q.modern {
+		b.WriteString(`,"params":`)
+	}
 	if q.modern {
-		meta := `"_meta":{"io.modelcontextprotocol/protocolVersion":` + quote(q.version) +
-			`,"io.modelcontextprotocol/clientInfo":` + clientInfo +
-			`,"io.modelcontextprotocol/clientCapabilities":{}}`
-		if params == "" || params == "{}" {
-			params = "{" + meta + "}"
+		b.WriteString(`{"_meta":{"io.modelcontextprotocol/protocolVersion":`)
+		b.WriteString(quote(q.version))
+		b.WriteString(`,"io.modelcontextprotocol/clientInfo":` + clientInfo + `,"io.modelcontextprotocol/clientCapabilities":{}}`)
+		if rest == "" || rest == "{}" {
+			rest = "}"
 		} else {
-			params = "{" + meta + "," + params[1:]
+			rest = "," + rest[1:]
 		}
 	}
-	b := `{"jsonrpc":"2.0","id":` + quote(id) + `,"method":` + quote(q.method)
-	if params != "" {
-		b += `,"params":` + params
-	}
-	return []byte(b + "}")
+	b.WriteString(rest)
+	b.WriteString("}")
+	return b.Bytes()
 }
 
 const clientInfo = `{"name":"mcphealth","version":"` + Version + `"}`
@@ -252,7 +256,9 @@ func (p *Prober) read(a *answer, resp *http.Response, id string) {
 		a.text = string(b)
 		return
 	}
-	r := bufio.NewReaderSize(io.LimitReader(body, int64(limit)), smallBuffer)
+	r := readers.Get().(*bufio.Reader)
+	defer putReader(r)
+	r.Reset(io.LimitReader(body, int64(limit)))
 	switch {
 	case media == "text/event-stream":
 		readStream(a, r, id, limit)

@@ -247,13 +247,17 @@ var bomb = func() []byte {
 }()
 
 func TestHostile(t *testing.T) {
-	for _, h := range hostiles {
-		t.Run(h.name, func(t *testing.T) {
+	for i := range 2 * len(hostiles) {
+		h, way := hostiles[i/2], "plain"
+		if i%2 == 1 {
+			way = "transport"
+		}
+		t.Run(h.name+"/"+way, func(t *testing.T) {
 			before := runtime.NumGoroutine()
 			s := listenHostile(t, h.do)
 			dialled := &dialLog{}
 			p, err := NewProber(Target{URL: "http://" + s.Addr().String() + "/mcp", Timeout: hostileTimeout},
-				NewLine(&http.Transport{DialContext: dialled.dial}))
+				lines[way](&http.Transport{DialContext: dialled.dial}))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -34,6 +34,7 @@ type Line struct {
 	Ended func(addr string, born time.Time)
 
 	base    *http.Transport   // each probe's own transport is made from it
+	plain   bool              // a question needs none
 	foreign http.RoundTripper // anything else; it may reuse connections, and is not watched
 
 	own *http.Transport // of the probe that runs, or the last if it still has the connection
@@ -56,9 +57,7 @@ func (l *Line) transport() *http.Transport {
 	t := l.base.Clone()
 	dial := t.DialContext
 	if dial == nil {
-		dial = func(ctx context.Context, network, addr string) (net.Conn, error) { // no method value: Yaegi mistypes it
-			return (&net.Dialer{}).DialContext(ctx, network, addr)
-		}
+		dial = dialContext
 	}
 	t.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := dial(ctx, network, addr)
@@ -84,6 +83,11 @@ func (l *Line) transport() *http.Transport {
 	return t
 }
 
+// dialContext dials as Go does. No method value: Yaegi mistypes it.
+func dialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	return (&net.Dialer{}).DialContext(ctx, network, addr)
+}
+
 // NewForeignLine makes a line over any other transport: without death watch, and
 // with "Connection: close" on each question.
 func NewForeignLine(rt http.RoundTripper) *Line { return &Line{foreign: rt} }
@@ -103,7 +107,7 @@ func (l *Line) Close() {
 
 // roundTrip sends one request over a fresh connection.
 func (l *Line) roundTrip(req *http.Request) (*http.Response, error) {
-	if l.base == nil {
+	if l.foreign != nil {
 		req.Close = true
 	} else {
 		l.hangUp()
@@ -116,8 +120,22 @@ func (l *Line) beside(req *http.Request) (*http.Response, error) {
 	if l.Prepare != nil {
 		req = l.Prepare(req)
 	}
-	if l.base == nil {
+	resp, err := l.send(req)
+	if err == nil && resp.StatusCode == http.StatusSwitchingProtocols {
+		// Nobody asked for it, and net/http's transport bounds reading from the
+		// connection that is the body now by nothing.
+		_ = resp.Body.Close()
+		resp.Body = http.NoBody
+	}
+	return resp, err
+}
+
+func (l *Line) send(req *http.Request) (*http.Response, error) {
+	switch {
+	case l.foreign != nil:
 		return l.foreign.RoundTrip(req)
+	case l.isDirect(req):
+		return l.exchange(req)
 	}
 	return l.transport().RoundTrip(req)
 }
@@ -151,6 +169,11 @@ func (l *Line) watchIdle(by func(c net.Conn, ended func()) (stop func()), alarm 
 	}
 	l.alarm = alarm
 	w.by = by
+	if w.taken { // it never was in a transport
+		l.mu.Unlock()
+		w.guard()
+		return true
+	}
 	w.leaving = true
 	l.mu.Unlock()
 
@@ -163,6 +186,18 @@ func (l *Line) watchIdle(by func(c net.Conn, ended func()) (stop func()), alarm 
 		l.own = nil
 	}
 	return true
+}
+
+// rest keeps c, over which a plain line has had its answer, as the one to watch.
+func (l *Line) rest(c net.Conn, born time.Time) {
+	w := &watchedConn{c: c, l: l, born: born, taken: true}
+	l.mu.Lock()
+	before := l.conn
+	l.conn = w
+	l.mu.Unlock()
+	if before != nil {
+		before.letGo()
+	}
 }
 
 // ended notes the end of w and raises the alarm if w is the one watched.

@@ -20,11 +20,13 @@ func TestWatchedConnectionIsBare(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		start func(*httptest.Server)
+		line  func(*http.Transport) *Line
 		fewer int // goroutines
 	}{
-		{"http", (*httptest.Server).Start, 2},
-		{"https", (*httptest.Server).StartTLS, 2},
-		{"h2", func(s *httptest.Server) { s.EnableHTTP2 = true; s.StartTLS() }, 1},
+		{"http", (*httptest.Server).Start, NewLine, 2},
+		{"plain", (*httptest.Server).Start, NewPlainLine, 0},
+		{"https", (*httptest.Server).StartTLS, NewLine, 2},
+		{"h2", func(s *httptest.Server) { s.EnableHTTP2 = true; s.StartTLS() }, NewLine, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var mu sync.Mutex
@@ -46,7 +48,7 @@ func TestWatchedConnectionIsBare(t *testing.T) {
 			if s.TLS != nil {
 				transport.TLSClientConfig = s.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
 			}
-			line := NewLine(transport)
+			line := tt.line(transport)
 			p, err := NewProber(Target{URL: s.URL}, line)
 			if err != nil {
 				t.Fatal(err)

@@ -83,11 +83,19 @@ func NewProber(t Target, l *Line) (*Prober, error) {
 		u.Path = "/"
 	}
 	if l == nil {
-		l = NewLine(&http.Transport{})
+		l = lineTo(u)
 	}
 	p := &Prober{target: t.WithDefaults(), url: u, line: l, modern: modernVersion}
 	p.useHeader(t.Header)
 	return p, nil
+}
+
+// lineTo is a line with Go's defaults.
+func lineTo(u *url.URL) *Line {
+	if u.Scheme == "http" {
+		return NewPlainLine(&http.Transport{})
+	}
+	return NewLine(&http.Transport{})
 }
 
 // Target is what the prober was made for, with defaults.

@@ -43,11 +43,11 @@ var (
 // says maps a JSON-RPC method, or the path of a GET, to its reply; "*" is every
 // other.
 var fakes = []struct {
-	name string
-	want string
-	says map[string]reply
-	set  func(*Target)
-	line func() *Line
+	name      string
+	want      string
+	says      map[string]reply
+	set       func(*Target)
+	transport func() *http.Transport
 }{
 	{name: "a version that nobody shares", want: "alive version_mismatch",
 		says: map[string]reply{"initialize": oldVersion, "*": noMethod}},
@@ -69,20 +69,20 @@ var fakes = []struct {
 		set:  func(t *Target) { t.CallTool = "echo" }},
 	{name: "nobody listens", want: "dead refused",
 		set: func(t *Target) { t.URL = "http://" + closedPort() + "/mcp" }},
-	{name: "no connection", want: "dead connect_timeout", line: func() *Line {
-		return NewLine(&http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	{name: "no connection", want: "dead connect_timeout", transport: func() *http.Transport {
+		return &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			<-ctx.Done()
 			return nil, ctx.Err()
-		}})
+		}}
 	}},
 	{name: "a name that does not resolve", want: "dead dns",
 		set: func(t *Target) { t.URL = "http://mcp.invalid/mcp" },
-		line: func() *Line {
+		transport: func() *http.Transport {
 			dns := func(context.Context, string, string) (net.Conn, error) {
 				return nil, errors.New("no resolver in this test")
 			}
 			d := &net.Dialer{Resolver: &net.Resolver{PreferGo: true, Dial: dns}}
-			return NewLine(&http.Transport{DialContext: d.DialContext})
+			return &http.Transport{DialContext: d.DialContext}
 		}},
 	{name: "HTTP where HTTPS is expected", want: "dead tls",
 		says: map[string]reply{"*": discovery}, set: func(t *Target) { t.URL = "https" + strings.TrimPrefix(t.URL, "http") }},
@@ -90,22 +90,22 @@ var fakes = []struct {
 		says: map[string]reply{"/health": {503, `{"status":"unhealthy"}`}, "*": discovery}, set: func(t *Target) { t.HealthPath = "/health" }},
 	{name: "the form of the request", want: "unknown probe_rejected",
 		says: map[string]reply{"*": {415, ""}}},
-	{name: "no socket is left on this machine", want: "unknown probe_rejected", line: func() *Line {
-		return NewLine(&http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+	{name: "no socket is left on this machine", want: "unknown probe_rejected", transport: func() *http.Transport {
+		return &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
 			return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", syscall.EMFILE)}
-		}})
+		}}
 	}},
 	{name: "nor one for the resolver", want: "unknown probe_rejected",
 		set: func(t *Target) { t.URL = "http://mcp.invalid/mcp" },
-		line: func() *Line {
+		transport: func() *http.Transport {
 			dns := func(context.Context, string, string) (net.Conn, error) {
 				return nil, os.NewSyscallError("socket", syscall.EMFILE)
 			}
 			d := &net.Dialer{Resolver: &net.Resolver{PreferGo: true, Dial: dns}}
-			return NewLine(&http.Transport{DialContext: d.DialContext})
+			return &http.Transport{DialContext: d.DialContext}
 		}},
-	{name: "a server that speaks of files, and no HTTP", want: "dead not_mcp", line: func() *Line {
-		return NewLine(&http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+	{name: "a server that speaks of files, and no HTTP", want: "dead not_mcp", transport: func() *http.Transport {
+		return &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
 			ours, theirs := net.Pipe()
 			go func() {
 				_, _ = theirs.Read(make([]byte, 4096))
@@ -113,14 +113,14 @@ var fakes = []struct {
 				_ = theirs.Close()
 			}()
 			return ours, nil
-		}})
+		}}
 	}},
-	{name: "our own end", want: "unknown canceled", line: func() *Line {
-		return NewLine(&http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	{name: "our own end", want: "unknown canceled", transport: func() *http.Transport {
+		return &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			cancelProbe()
 			<-ctx.Done()
 			return nil, ctx.Err()
-		}})
+		}}
 	}},
 }
 
@@ -128,33 +128,38 @@ var fakes = []struct {
 var cancelProbe context.CancelFunc
 
 func TestFakes(t *testing.T) {
-	for _, f := range fakes {
-		t.Run(f.name, func(t *testing.T) {
-			s := httptest.NewServer(speak(f.says))
-			defer s.Close()
-			target := Target{URL: s.URL + "/mcp", Timeout: time.Second}
-			if f.set != nil {
-				f.set(&target)
-			}
-			var line *Line
-			if f.line != nil {
-				line = f.line()
-			}
-			p, err := NewProber(target, line)
-			if err != nil {
-				t.Fatal(err)
-			}
-			ctx, cancel := context.WithCancel(context.Background())
-			defer cancel()
-			cancelProbe = cancel
-			r := p.Probe(ctx)
-			p.Close(context.Background())
-			if got := string(r.Verdict) + " " + string(r.Reason); got != f.want {
-				t.Errorf("Probe = %q, want %q\n%s", got, f.want, trail(r))
-			}
-		})
+	for way, newLine := range lines {
+		for _, f := range fakes {
+			t.Run(way+"/"+f.name, func(t *testing.T) {
+				s := httptest.NewServer(speak(f.says))
+				defer s.Close()
+				target := Target{URL: s.URL + "/mcp", Timeout: time.Second}
+				if f.set != nil {
+					f.set(&target)
+				}
+				transport := &http.Transport{}
+				if f.transport != nil {
+					transport = f.transport()
+				}
+				p, err := NewProber(target, newLine(transport))
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithCancel(context.Background())
+				defer cancel()
+				cancelProbe = cancel
+				r := p.Probe(ctx)
+				p.Close(context.Background())
+				if got := string(r.Verdict) + " " + string(r.Reason); got != f.want {
+					t.Errorf("Probe = %q, want %q\n%s", got, f.want, trail(r))
+				}
+			})
+		}
 	}
 }
+
+// lines are the two ways to an upstream without TLS.
+var lines = map[string]func(*http.Transport) *Line{"transport": NewLine, "plain": NewPlainLine}
 
 // speak is a server that says what it is told to.
 func speak(says map[string]reply) http.Handler {

@@ -24,6 +24,7 @@ var coreTests = map[string]string{
 	"captures_test.go":  "imports internal/mcpfake, which would be interpreted too; TestSameCaptures plays the same captures",
 	"checker_test.go":   "imports testing/synctest, which is younger than Yaegi; TestFleet and the tests beside it run checkers in real time",
 	"depth_test.go":     "needs checker_test.go; TestSame asks the deeper questions",
+	"exchange_test.go":  "needs reasons_test.go; TestSame probes over plain lines",
 	"fuzz_test.go":      "fuzz targets, no tests",
 	"main_test.go":      "the leak check of the compiled tests",
 	"hostile_test.go":   "bounds memory and time as compiled code has them, and needs captures_test.go",
