@@ -79,6 +79,7 @@ type answer struct {
 	moved   int    // status of a redirect that was followed
 	at      string // the URL that answered; "" over a carrier
 	took    time.Duration
+	read    int64 // bytes of the body
 }
 
 func (a answer) code() int {
@@ -221,17 +222,19 @@ func (p *Prober) askAt(ctx context.Context, q question, u *url.URL) answer {
 	if a.err != nil {
 		a.reason = bodyReason(ctx, a.err)
 	} else if a.kind == rpcAnswer || a.status == http.StatusUnauthorized || a.status == http.StatusForbidden {
-		settleBody(resp.Body, cancel)
+		settleBody(resp, a.read, cancel)
 	}
 	return a
 }
 
-// settleBody reads the short rest of an answer, so that its connection can be
-// kept; it gives up after the settle time, for streams may stay open.
-func settleBody(body io.Reader, cancel func()) {
-	t := time.AfterFunc(settle, cancel)
-	defer t.Stop()
-	_, _ = io.CopyN(io.Discard, body, 4<<10)
+// settleBody reads the short rest of an answer of which n bytes were read, so that its
+// connection can be kept; it gives up after the settle time, for streams may stay open.
+func settleBody(resp *http.Response, n int64, cancel func()) {
+	if n != resp.ContentLength || resp.Header.Get("Content-Encoding") != "" { // else the end alone is left, which nobody has to wait for
+		t := time.AfterFunc(settle, cancel)
+		defer t.Stop()
+	}
+	_, _ = io.CopyN(io.Discard, resp.Body, 4<<10)
 }
 
 // read finds the answer in the body, by the declared media type as clients do;
@@ -258,7 +261,8 @@ func (p *Prober) read(a *answer, resp *http.Response, id string) {
 	}
 	r := readers.Get().(*bufio.Reader)
 	defer putReader(r)
-	r.Reset(io.LimitReader(body, int64(limit)))
+	limited := &io.LimitedReader{R: body, N: int64(limit)}
+	r.Reset(limited)
 	switch {
 	case media == "text/event-stream":
 		readStream(a, r, id, limit)
@@ -267,6 +271,7 @@ func (p *Prober) read(a *answer, resp *http.Response, id string) {
 	default:
 		sniff(a, r, id, limit)
 	}
+	a.read = int64(limit) - limited.N
 }
 
 // decoded is the body without the gzip that nobody asked for; some hops do it all
