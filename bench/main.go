@@ -43,6 +43,7 @@ var rows = []struct {
 	{"path", pathRow},
 	{"policy", policyRow},
 	{"streams", streamsRow},
+	{"probe", probeRow},
 	{"probing", probingRow},
 	{"traffic", trafficRow},
 	{"failover", failoverRow},
