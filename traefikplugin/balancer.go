@@ -552,18 +552,19 @@ func (r *route) stand(tiers map[string]mcphealth.Tier) {
 	before, _ := r.stands.Load().(*standing)
 	r.stands.Store(s)
 	r.free.Store(len(s.prefer) == 0)
-	for i := 0; before != nil && i < len(r.stuck) && !same(before.up, s.up); i++ {
+	for i := 0; before != nil && i < len(r.stuck) && fell(before.up, s.up); i++ {
 		r.stuck[i].forget()
 	}
 }
 
-func same(a, b []bool) bool {
-	for i := 0; i < len(a); i++ {
-		if a[i] != b[i] {
-			return false
+// fell reports whether one of them was up before, and is not now.
+func fell(before, now []bool) bool {
+	for i := 0; i < len(before); i++ {
+		if before[i] && !now[i] {
+			return true
 		}
 	}
-	return true
+	return false
 }
 
 // unstick takes back the cookie by which Traefik would bind the client to our

@@ -24,9 +24,12 @@ const (
 	// apply changes every 2 s.
 	routeRetry = 2 * time.Second
 	// maxDrain is how much is read of a body that was refused: 8 MiB, twice what servers
-	// with the TypeScript SDK accept. drainTime bounds how long.
+	// with the TypeScript SDK accept. drainTime bounds how long; of a client that says
+	// nothing, Traefik's respondingTimeouts.readTimeout does. maxDrains is how many are
+	// read at once, as many as are held.
 	maxDrain  = 8 << 20
 	drainTime = 5 * time.Second
+	maxDrains = 1024
 	// drained is what net/http reads itself: 256 KiB.
 	drained = 256 << 10
 	// clientGone is the status of a request whose client left; nobody reads it.
@@ -268,14 +271,20 @@ func drain(rw http.ResponseWriter, req *http.Request) {
 		req.ContentLength >= 0 && req.ContentLength <= drained || req.ContentLength > maxDrain {
 		return
 	}
-	_ = http.NewResponseController(rw).Flush()
-	end := time.Now().Add(drainTime)
-	for left := maxDrain; left > 0 && time.Now().Before(end); left -= readSize {
-		if _, err := io.CopyN(io.Discard, req.Body, readSize); err != nil {
-			return
+	if draining.Add(1) <= maxDrains {
+		_ = http.NewResponseController(rw).Flush()
+		end := time.Now().Add(drainTime)
+		for left := maxDrain; left > 0 && time.Now().Before(end); left -= readSize {
+			if _, err := io.CopyN(io.Discard, req.Body, readSize); err != nil {
+				break
+			}
 		}
 	}
+	draining.Add(-1)
 }
+
+// draining is how many bodies are read in vain.
+var draining atomic.Int32
 
 // beginning is as much of a request's body as its id is looked for in.
 func (p *passage) beginning(req *http.Request) []byte {

@@ -59,6 +59,7 @@ type ticket struct {
 	id     string   // as the server has it
 	owner  mcphealth.Owner
 	pinned bool   // the owner is known, and nobody else is asked
+	other  bool   // another one, which nothing can be told any more, is at the answer
 	chosen string // the cookie by which we chose a server; "" = Traefik chose
 	by     *roll  // of who sent it on last: what is held may be in the next configuration
 }
@@ -66,6 +67,7 @@ type ticket struct {
 // owned is a session whose owner is up, with what its requests need ready. It is never
 // changed.
 type owned struct {
+	path   string   // on which it was met
 	id     []string // as the server has it
 	cookie []string
 	t      *ticket
@@ -97,8 +99,8 @@ func (k *keeper) stick(r *route) error {
 }
 
 // entry is where requests come in. Most go on at once, all in one function and with what
-// they need at hand, for each interpreted call costs: those of sessions whose owner is
-// up, and those of no session while they may go anywhere.
+// they need at hand, for each interpreted call costs: calls in sessions whose owner is
+// up, and those of no session while they may go anywhere. A websocket is no POST.
 func (s *sticky) entry() http.Handler {
 	next := s.route.b.handler
 	known := s.known
@@ -117,28 +119,29 @@ func (s *sticky) entry() http.Handler {
 		} else if ids := h[sessionField]; len(ids) == 1 {
 			if found, ok := known.Load(ids[0]); ok {
 				o := found.(*owned)
-				to := h.Clone()
-				to[sessionField] = o.id
-				to["Cookie"] = o.cookie
-				req.Header = to
-				var w http.ResponseWriter = &stamp{ResponseWriter: rw, t: o.t}
-				next.ServeHTTP(w, req)
-				req.Header = h
-				return
+				if req.Method == http.MethodPost && req.URL.Path == o.path {
+					to := h.Clone()
+					to[sessionField] = o.id
+					to["Cookie"] = o.cookie
+					req.Header = to
+					var w http.ResponseWriter = &stamp{ResponseWriter: rw, t: o.t}
+					next.ServeHTTP(w, req)
+					req.Header = h
+					return
+				}
 			}
 		}
 		s.serve(rw, req)
 	})
 }
 
-// learn has the next requests of a session whose owner is up as it stands go on at once.
-func (s *sticky) learn(t *ticket, i int, now *standing) {
+// learn has the next requests of a session whose owner is up as it stands, and that are
+// for the same path, go on at once.
+func (s *sticky) learn(path string, t *ticket, i int, now *standing) {
 	value := s.names.value[i]
-	o := &owned{id: []string{t.id}, cookie: []string{s.names.cookie + "=" + value}}
+	o := &owned{path: path, id: []string{t.id}, cookie: []string{s.names.cookie + "=" + value}}
 	o.t = &ticket{method: t.method, given: t.given, again: []string{t.given}, id: t.id, owner: t.owner, pinned: true, chosen: value, by: s.names}
-	if _, ok := s.known.LoadOrStore(t.given, o); ok {
-		s.known.Store(t.given, o)
-	} else if s.n.Add(1) > maxKnown {
+	if _, ok := s.known.LoadOrStore(t.given, o); !ok && s.n.Add(1) > maxKnown {
 		s.n.Add(-1)
 		s.known.Range(func(id, _ interface{}) bool {
 			s.known.Delete(id)
@@ -173,7 +176,7 @@ func (s *sticky) resume(req *http.Request) *passage {
 		return nil
 	}
 	owner := s.names.owner[i]
-	return &passage{ticket: &ticket{method: req.Method, given: s.k.set.key.Tag(ids[0], owner), id: ids[0], owner: owner, pinned: true}}
+	return &passage{ticket: &ticket{method: req.Method, given: s.k.set.key.Tag(ids[0], owner), id: ids[0], owner: owner, pinned: true, other: true}}
 }
 
 // cookieName is that of the service's sticky cookie (sticky.cookie.name in
@@ -256,7 +259,7 @@ func (s *sticky) send(rw http.ResponseWriter, req *http.Request, pass *passage) 
 	}
 	now := s.route.standing()
 	if i := s.index(t.owner); i >= 0 && now.up[i] {
-		s.learn(t, i, now)
+		s.learn(req.URL.Path, t, i, now)
 		s.to(rw, req, t, s.names.value[i])
 		return
 	}
@@ -335,11 +338,12 @@ func (s *sticky) to(rw http.ResponseWriter, req *http.Request, t *ticket, value 
 }
 
 // anywhere sends new work to one of the servers that want it: Traefik chooses while
-// all do. A cookie that the client brought along does not count: it may name a server
-// that drains, and binds requests that belong to no session.
+// all do, and where only its cookie can tell who answered. A cookie that the client
+// brought along does not count: it may name a server that drains, and binds requests
+// that belong to no session.
 func (s *sticky) anywhere(rw http.ResponseWriter, req *http.Request, t *ticket) {
 	value := ""
-	if prefer := s.route.standing().prefer; len(prefer) > 0 {
+	if prefer := s.route.standing().prefer; len(prefer) > 0 && (t == nil || !t.other) {
 		value = s.names.value[prefer[int(s.turn.Add(1)&0xffff)%len(prefer)]]
 	}
 	if value != "" || len(req.Header["Cookie"]) > 0 {
@@ -436,7 +440,7 @@ func (w *stamp) begin(h http.Header, status int) {
 		t.by.mark(h, t, from)
 	}
 	w.ResponseWriter.WriteHeader(status)
-	if len(h["Content-Length"]) > 0 {
+	if len(h["Content-Length"]) > 0 && status < http.StatusBadRequest { // its client may still be sending
 		w.plain = true
 		return
 	}

@@ -1,9 +1,11 @@
 package traefikplugin
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"reflect"
@@ -350,6 +352,117 @@ func TestStickyOwnerGoesMeanwhile(t *testing.T) {
 	}
 }
 
+// The short way is for calls of a session that is known, to the path on which it is:
+// a websocket needs the ResponseWriter as it is, and what is no MCP nothing at all.
+func TestStickyShortWayIsForItsCalls(t *testing.T) {
+	a := startMCP(t)
+	next := stickyOf()
+	next.AddServer(a.URL, http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+		_, ours := rw.(*stamp)
+		fmt.Fprintf(rw, "%v %s", ours, req.Header.Get(sessionField))
+	}), fakeServer{URL: a.URL})
+	ctx, _ := onRouter(t, "app@file")
+	h := newHandler(t, ctx, next, Config{Sticky: true})
+	awaitState(t, "up", a)
+	s := stickyBehind(next)
+	id := s.names.key.Tag("1", s.names.owner[0])
+	for range 2 { // the second goes the short way
+		if rec := ask(h, "call", sessionField, id); rec.Body.String() != "true 1" {
+			t.Fatalf("a call: %s", rec.Body)
+		}
+	}
+	tests := []struct {
+		name, method, path string
+		header             []string
+		want               string
+	}{
+		{"a websocket", http.MethodGet, "/mcp", []string{"Connection", "Upgrade", "Upgrade", "websocket"}, "false " + id},
+		{"another path", http.MethodPost, "/other", nil, "false " + id},
+		{"another MCP path", http.MethodPost, "/mcp/", nil, "true 1"},
+		{"no version at all", http.MethodPost, "/mcp", []string{versionField, "draft"}, "true 1"},
+		{"its stream", http.MethodGet, "/mcp", nil, "true 1"},
+		{"its end", http.MethodDelete, "/mcp", nil, "true 1"},
+	}
+	for _, tt := range tests {
+		req := httptest.NewRequest(tt.method, tt.path, nil)
+		req.Header.Set(sessionField, id)
+		for i := 0; i < len(tt.header); i += 2 {
+			req.Header.Set(tt.header[i], tt.header[i+1])
+		}
+		rec := httptest.NewRecorder()
+		h.ServeHTTP(rec, req)
+		if rec.Body.String() != tt.want {
+			t.Errorf("%s: %s, want %s", tt.name, rec.Body, tt.want)
+		}
+	}
+}
+
+// stickyBehind is what brings sessions to the servers of that balancer.
+func stickyBehind(next http.Handler) *sticky {
+	routes.mu.Lock()
+	defer routes.mu.Unlock()
+	return routes.m[reflect.ValueOf(next).Pointer()].stuck[0]
+}
+
+// A client that opens a session anew, whose request was on the short way to the owner of
+// its old one, gets the tag of who opened it, and not of that owner.
+func TestStickyReopensFromTheShortWay(t *testing.T) {
+	a, b := startMCP(t), startMCP(t)
+	ctx, _ := onRouter(t, "app@file")
+	next := stickyOf(a, b)
+	h := newHandler(t, ctx, next, Config{Sticky: true, Interval: "1h"})
+	awaitState(t, "up", a, b)
+	s := stickyBehind(next)
+	id := s.names.key.Tag(a.URL+"/0", s.names.owner[0])
+	ask(h, "call", sessionField, id)
+	found, ok := s.known.Load(id)
+	if !ok {
+		t.Fatal("the session is not known")
+	}
+	o := found.(*owned)
+	req := httptest.NewRequest(http.MethodPost, "/mcp", strings.NewReader("open"))
+	req.Header[sessionField], req.Header["Cookie"] = o.id, o.cookie
+	pass := s.resume(req)
+	s.route.stands.Store(&standing{up: []bool{false, true}, prefer: []int{1}})
+	next.SetStatus(ctx, a.URL, false)
+	rec := httptest.NewRecorder()
+	s.reopen(&stamp{ResponseWriter: rec, t: o.t}, req, pass)
+	got, owner, ok := s.names.key.Split(rec.Header().Get(sessionField))
+	if !ok || got != b.URL+"/1" || owner != s.names.owner[1] || rec.Header().Get("Set-Cookie") != "" {
+		t.Errorf("opened %q, owner %d, Set-Cookie %q; want one of %s", rec.Header().Get(sessionField), owner, rec.Header().Get("Set-Cookie"), b.URL)
+	}
+}
+
+// Who is refused hears so at once, though it is still sending.
+func TestStickyRefusesAtOnce(t *testing.T) {
+	a, b := startMCP(t), startMCP(t)
+	ctx, _ := onRouter(t, "app@file")
+	next := stickyOf(a, b)
+	for _, grace := range []string{"30s", "0"} {
+		h := newHandler(t, ctx, next, Config{Sticky: true, Hold: "0", SessionGrace: grace})
+		awaitState(t, "up", a, b)
+		s := stickyBehind(next)
+		id := s.names.key.Tag(a.URL+"/0", s.names.owner[0])
+		a.stop()
+		awaitState(t, "down", a)
+		edge := httptest.NewServer(h)
+		c, err := net.Dial("tcp", edge.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		fmt.Fprintf(c, "POST /mcp HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\nMcp-Session-Id: %s\r\n\r\n%s", id, strings.Repeat(" ", 300<<10))
+		_ = c.SetReadDeadline(start.Add(drainTime))
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil || resp.StatusCode != map[string]int{"30s": 503, "0": 404}[grace] {
+			t.Errorf("grace %s: %v %v after %s", grace, resp, err, time.Since(start))
+		}
+		c.Close()
+		edge.Close()
+		a.start()
+	}
+}
+
 // Only so many sessions are known, and all others are found all the same.
 func TestStickyManySessions(t *testing.T) {
 	a, b := startMCP(t), startMCP(t)
@@ -357,9 +470,7 @@ func TestStickyManySessions(t *testing.T) {
 	next := stickyOf(a, b)
 	h := newHandler(t, ctx, next, Config{Sticky: true})
 	awaitState(t, "up", a, b)
-	routes.mu.Lock()
-	s := routes.m[reflect.ValueOf(next).Pointer()].stuck[0]
-	routes.mu.Unlock()
+	s := stickyBehind(next)
 	for i := range maxKnown + 10 {
 		id := s.names.key.Tag(fmt.Sprint(a.URL, "/", i), s.names.owner[0])
 		if rec := ask(h, "call", sessionField, id); rec.Code != 200 {
