@@ -213,6 +213,13 @@ func (b *body) isWhole() bool {
 	return b.ended
 }
 
+// drain reads what nobody wants any more, maxDrain bytes of it at most.
+func (b *body) drain() {
+	b.reading.Lock()
+	defer b.reading.Unlock()
+	_, _ = io.CopyN(io.Discard, b.from, maxDrain)
+}
+
 // wasRead reports whether anything may have been taken from the body.
 func (b *body) wasRead() bool {
 	b.mu.Lock()

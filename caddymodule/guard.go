@@ -176,7 +176,7 @@ func nobodyPicks(ctx caddy.Context) (bool, error) {
 	for _, m := range ctx.Modules() {
 		if h, ok := m.(*caddyhttp.App); ok {
 			raw, err := json.Marshal(h.Servers) // without what is loaded, which made a group
-			return !bytes.Contains(raw, []byte(`"mcp_health"`)), err
+			return err == nil && !bytes.Contains(raw, []byte(`"mcp_health"`)), nil
 		}
 	}
 	return false, nil
@@ -578,8 +578,7 @@ func (g *Guard) unavailable(t *transit, was *before, group *group, reason mcphea
 		ce.Write(zap.String("reason", string(reason)), zap.Error(err))
 	}
 	id := mcphealth.RequestID(body[:min(len(body), mcphealth.MaxIDBody)])
-	t.hurry()
-	t.standIn(mcphealth.Unavailable(t.req.Method, id, reason, max(soonest, time.Duration(g.RetryAfter))))
+	t.refuse(mcphealth.Unavailable(t.req.Method, id, reason, max(soonest, time.Duration(g.RetryAfter))))
 	return nil
 }
 

@@ -6,6 +6,9 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -144,6 +147,70 @@ func TestSlowClientsAreRefusedPromptly(t *testing.T) {
 			require.Less(t, time.Since(start), idWait, "waited for a body that nobody wants")
 		}
 		require.Less(t, time.Since(start), 5*time.Second)
+	}
+}
+
+// A client that is still sending a body too large to be held gets its 503, and no reset
+// connection, whatever it sends with, and whether it reads meanwhile or not.
+func TestLargeBodiesGetTheirRefusal(t *testing.T) {
+	e := newEdge(t, "", guarded("hold 10s", freeAddr(t)))
+	for _, size := range []int{3 << 20, 7 << 20} {
+		text := `{"jsonrpc":"2.0","id":7,"method":"m","params":"` + strings.Repeat("y", size) + `"}`
+		dir := t.TempDir()
+		file, answer := filepath.Join(dir, "body"), filepath.Join(dir, "answer")
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+		curl := func(more ...string) func() string {
+			return func() string {
+				args := append([]string{"-sS", "-o", answer, "-w", "%{http_code}", "--data-binary", "@" + file}, more...)
+				out, err := exec.Command("curl", append(args, e.url+"/mcp")...).CombinedOutput()
+				body, _ := os.ReadFile(answer)
+				return fmt.Sprint(string(out), " ", strings.Contains(string(body), `"id":7,`), " ", err)
+			}
+		}
+		golang := func(body func() io.Reader) func() string {
+			return func() string {
+				resp, err := client.Post(e.url+"/mcp", "application/json", body())
+				if err != nil {
+					return err.Error()
+				}
+				defer resp.Body.Close()
+				body, err := io.ReadAll(resp.Body)
+				return fmt.Sprint(resp.StatusCode, " ", strings.Contains(string(body), `"id":7,`), " ", err)
+			}
+		}
+		for name, do := range map[string]func() string{
+			"Go":                  golang(func() io.Reader { return strings.NewReader(text) }),
+			"Go, chunked":         golang(func() io.Reader { return io.MultiReader(strings.NewReader(text)) }),
+			"curl":                curl(),
+			"curl, sends at once": curl("-H", "Expect:"),
+			"curl, chunked":       curl("-H", "Expect:", "-H", "Transfer-Encoding: chunked"),
+			"sends all, then reads": func() string {
+				c, err := net.Dial("tcp", e.addr)
+				if err != nil {
+					return err.Error()
+				}
+				defer c.Close()
+				if _, err := fmt.Fprintf(c, "POST /mcp HTTP/1.1\r\nHost: %s\r\nContent-Length: %d\r\n\r\n%s", e.addr, len(text), text); err != nil {
+					return err.Error()
+				}
+				resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+				if err != nil {
+					return err.Error()
+				}
+				defer resp.Body.Close()
+				body, err := io.ReadAll(resp.Body)
+				return fmt.Sprint(resp.StatusCode, " ", strings.Contains(string(body), `"id":7,`), " ", err)
+			},
+		} {
+			t.Run(fmt.Sprintf("%d MiB, %s", size>>20, name), func(t *testing.T) {
+				if _, err := exec.LookPath("curl"); err != nil && strings.HasPrefix(name, "curl") {
+					t.Skip(err)
+				}
+				for range 4 {
+					assert.Equal(t, "503 true <nil>", do())
+				}
+			})
+		}
 	}
 }
 

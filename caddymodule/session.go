@@ -342,7 +342,7 @@ func (g *Guard) sessionLost(t *transit, was *before, body []byte) error {
 		body = t.firstBytes(true)
 	}
 	id := mcphealth.RequestID(body[:min(len(body), mcphealth.MaxIDBody)])
-	t.standIn(mcphealth.SessionLost(t.req.Method, id, reason))
+	t.refuse(mcphealth.SessionLost(t.req.Method, id, reason))
 	return nil
 }
 

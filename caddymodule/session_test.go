@@ -479,6 +479,7 @@ func TestStickyNeedsThePolicy(t *testing.T) {
 		return caddy.Validate(&cfg)
 	}
 	const guard = "mcp_guard {\nsticky\nsession_key 0123456789abcdef\n}\n"
+	const picks = "reverse_proxy a:1 {\nlb_policy mcp_health\n}"
 	require.ErrorContains(t, validate(guard+"reverse_proxy a:1 b:1"), errNobodyPicks.Error())
 	require.ErrorContains(t, validate("handle /a* {\n"+guard+"reverse_proxy a:1 {\nlb_policy cookie\n}\n}\nmcp_guard /b*\n"), errNobodyPicks.Error())
 	for _, good := range []string{
@@ -486,6 +487,12 @@ func TestStickyNeedsThePolicy(t *testing.T) {
 		guard + "reverse_proxy {\ndynamic mcp_health {\nsource a x 80\n}\n}",
 		guard + "handle /a* {\nhandle /a/b* {\nreverse_proxy a:1 {\nlb_policy mcp_health\n}\n}\n}",
 		"handle /0* {\nreverse_proxy a:1 {\nlb_policy mcp_health\n}\n}\nhandle {\n" + guard + "reverse_proxy b:1\n}",
+		guard + "reverse_proxy b:1\nhandle_errors {\n" + picks + "\n}",
+		guard + "reverse_proxy b:1 {\nhandle_response {\n" + picks + "\n}\n}",
+		guard + "invoke x\n}\n&(x) {\n" + picks,
+		"invoke x\n" + picks + "\n}\n&(x) {\n" + guard + "reverse_proxy b:1",
+		guard + "reverse_proxy b:1\n}\nhttp://127.0.0.1:2 {\n" + picks,
+		picks + "\n}\nhttp://127.0.0.1:2 {\n" + guard + "reverse_proxy b:1",
 	} {
 		require.NoError(t, validate(good), good)
 	}

@@ -35,7 +35,20 @@ const (
 	// restWait is how long net/http's server may then read on, for a connection
 	// whose request was read to its end can be used again: 200 ms.
 	restWait = 200 * time.Millisecond
+
+	// maxDrain is how much is read of a body that was refused: 8 MiB, twice what servers
+	// with the TypeScript SDK accept. drainTime bounds how long, maxDrains how many at
+	// once: as many as are held.
+	maxDrain  = 8 << 20
+	drainTime = 5 * time.Second
+	maxDrains = 1024
+
+	// drained is what net/http's server reads itself: 256 KiB.
+	drained = 256 << 10
 )
+
+// draining is how many bodies are read in vain.
+var draining atomic.Int32
 
 // guards is how many guards there are in the process. Without any, policies need
 // not look for one.
@@ -379,6 +392,26 @@ func (t *transit) end() {
 func (t *transit) standIn(a mcphealth.Answer) {
 	t.standsIn = true
 	a.Send(t)
+}
+
+// refuse sends the guard's own answer to who may still be sending, and reads on for a
+// while: net/http's server reads some, and then ends the connection, whose reset the
+// client may see instead of the answer. HTTP/2 ends the stream alone; who has too much,
+// or says nothing, is not waited for.
+func (t *transit) refuse(a mcphealth.Answer) {
+	length, slow := t.req.ContentLength, t.tooSlow()
+	t.hurry()
+	t.standIn(a)
+	if t.body == nil || t.body.isWhole() || slow || t.req.ProtoMajor > 1 ||
+		length >= 0 && length <= drained || length > maxDrain {
+		return
+	}
+	defer draining.Add(-1)
+	if draining.Add(1) <= maxDrains {
+		_ = http.NewResponseController(t.ResponseWriter).Flush()
+		t.readUntil(time.Now().Add(drainTime))
+		t.body.drain()
+	}
 }
 
 // clientLeft ends a request whose client has left.

@@ -35,7 +35,7 @@ func testNames(t *testing.T) map[string]bool {
 	names := map[string]bool{}
 	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
 	err := filepath.WalkDir("..", func(path string, e fs.DirEntry, err error) error {
-		if err != nil || e.IsDir() && (e.Name() == ".cache" || e.Name() == ".git" || e.Name() == "node_modules") {
+		if err != nil || e.IsDir() && (e.Name() == ".cache" || e.Name() == "bin" || e.Name() == ".git" || e.Name() == "node_modules") {
 			if e != nil && e.IsDir() {
 				return filepath.SkipDir
 			}
