@@ -6,9 +6,12 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
 
 	"github.com/mcphealth/mcphealth/mcphealth"
 )
@@ -388,4 +391,20 @@ func hasBody(r *http.Request) bool {
 // an idempotency key as leave to repeat a request that was executed.
 func mayRepeat(r *http.Request) bool {
 	return r.Header["Idempotency-Key"] == nil && r.Header["X-Idempotency-Key"] == nil
+}
+
+// addsKey reports whether a reverse proxy may itself give such a key to requests
+// (header_up), which it does after it has chosen an upstream.
+func addsKey(h *headers.Handler) bool {
+	if h == nil || h.Request == nil {
+		return false
+	}
+	for _, fields := range []http.Header{h.Request.Add, h.Request.Set} {
+		for name := range fields {
+			if strings.Contains(name, "{") || !mayRepeat(&http.Request{Header: http.Header{http.CanonicalHeaderKey(name): {""}}}) {
+				return true
+			}
+		}
+	}
+	return false
 }

@@ -56,6 +56,7 @@ type group struct {
 	sourced   atomic.Bool             // there is a dynamic source
 	http1     atomic.Bool             // the transport speaks HTTP/1.1 and nothing else
 	plain     atomic.Bool             // and that without TLS
+	keyed     atomic.Bool             // the handler may give requests an idempotency key
 	agrees    atomic.Bool             // it agrees with each server, by TLS, on HTTP/1.1 or HTTP/2
 	age       atomic.Uint32
 
@@ -208,6 +209,7 @@ func (g *group) start() {
 	g.way.Store(w)
 	g.http1.Store(w.speaksHTTP1())
 	g.plain.Store(w.isPlain())
+	g.keyed.Store(addsKey(g.handler.Headers))
 	g.agrees.Store(!w.speaksH2C() && w.agrees())
 	if lb := g.handler.LoadBalancing; lb != nil {
 		g.retries.Store(lb.TryDuration > 0 || lb.Retries > 0)

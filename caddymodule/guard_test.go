@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -326,6 +327,69 @@ func TestGuardNeverRepeatsWhatMayHaveRun(t *testing.T) {
 		require.Empty(t, r.header.Get("Retry-After"))
 	}
 	require.Equal(t, int64(6), a.calls.Load()+b.calls.Load(), "calls were repeated")
+}
+
+// Nor does it where the proxy itself calls requests repeatable, or where another handler
+// has put a body of its own in the place of the client's, which says nothing about what
+// was sent.
+func TestGuardNeverRepeatsWhatOthersChange(t *testing.T) {
+	for name, site := range map[string]string{
+		"a key":                  "route {\nmcp_guard\nreverse_proxy %s {\nlb_policy mcp_health\nlb_retries 3\nheader_up X-Idempotency-Key {http.request.uuid}\n}\n}",
+		"a body":                 "route {\nmcp_guard\nrequest_body {\nset changed\n}\nreverse_proxy %s {\nlb_policy mcp_health\nlb_retries 3\n}\n}",
+		"a body that is limited": "route {\nmcp_guard\nrequest_body {\nmax_size 1MB\n}\nreverse_proxy %s {\nlb_policy mcp_health\nlb_retries 3\n}\n}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := newServer(t, "a")
+			e := newEdge(t, "", fmt.Sprintf(site, a.addr))
+			waitState(t, a.addr, mcphealth.Up)
+			var fine, ran atomic.Int64
+			a.on(func(w http.ResponseWriter, r *http.Request) {
+				io.Copy(io.Discard, r.Body)
+				if fine.Add(-1) >= 0 {
+					w.WriteHeader(http.StatusNoContent) // and the connection is kept
+					return
+				}
+				ran.Add(1)
+				conn, _, err := http.NewResponseController(w).Hijack()
+				if assert.NoError(t, err) {
+					conn.(*net.TCPConn).SetLinger(0)
+					conn.Close()
+				}
+			})
+			for i, body := range []string{callBody("1"), callBody(`"` + strings.Repeat("x", keptAtFirst) + `"`)} {
+				fine.Store(1)
+				require.Equal(t, http.StatusNoContent, e.do(http.MethodPost, "/mcp", body).status)
+				r := e.do(http.MethodPost, "/mcp", body)
+				require.Equal(t, http.StatusBadGateway, r.status, r.body)
+				require.Equal(t, int64(i+1), ran.Load(), "calls were repeated")
+				waitState(t, a.addr, mcphealth.Up)
+			}
+		})
+	}
+}
+
+// A small body that one proxy has sent is not there once more for the proxy that is to
+// stand in when the answer was a bad one: the call has run.
+func TestGuardGivesNoBodyToASecondProxy(t *testing.T) {
+	a, b := newServer(t, "a"), newServer(t, "b")
+	const proxy = "reverse_proxy %s {\nlb_policy mcp_health\n%s\n}"
+	e := newEdge(t, "", "route {\nmcp_guard\n"+fmt.Sprintf(proxy, a.addr,
+		"@failed status 500\nhandle_response @failed {\n"+fmt.Sprintf(proxy, b.addr, "")+"\n}")+"\n}")
+	waitState(t, a.addr, mcphealth.Up)
+	waitState(t, b.addr, mcphealth.Up)
+	a.on(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		w.WriteHeader(http.StatusInternalServerError)
+	})
+	var ran atomic.Int64
+	b.on(func(w http.ResponseWriter, r *http.Request) {
+		if body, err := io.ReadAll(r.Body); err == nil && len(body) > 0 {
+			ran.Add(1)
+		}
+	})
+	r := e.call("1")
+	require.Equal(t, int64(0), ran.Load(), "the second proxy sent the call, too")
+	require.Equal(t, http.StatusBadGateway, r.status, r.body)
 }
 
 func TestGuardRetriesDialErrorsElsewhere(t *testing.T) {

@@ -234,7 +234,7 @@ func (g *group) mayHaveSent(t *transit) bool {
 	case g.rematches.Load():
 		sent = buffered || t.bodyWasRead()
 	case buffered:
-	case t.whole != nil && t.replay == nil: // in memory, over HTTP/1.1
+	case t.whole != nil && t.replay == nil && t.wholeFor == g: // in memory, over HTTP/1.1
 	case g.http1.Load():
 		t.rewind()
 	default:

@@ -36,6 +36,10 @@ const (
 	// storePing is how often an edge makes sure that it still hears the store.
 	storePing = time.Second
 
+	// storeSteady is how long the store has to do well before it is away once more, and
+	// that is said: 10 s, so that one which comes and goes does not fill the log.
+	storeSteady = 10 * time.Second
+
 	// alarmLease is how long one edge alone looks into what several of them noticed.
 	alarmLease = time.Second
 )
@@ -50,6 +54,7 @@ type sharer struct {
 	log    *zap.Logger
 	away   atomic.Int64 // until then the store is not asked, as clock says
 	silent atomic.Bool  // it is away, and that was said
+	hears  atomic.Bool  // it is listened to
 	cancel context.CancelFunc
 	done   chan struct{}
 }
@@ -127,10 +132,10 @@ func (s *sharer) listen(ctx context.Context) error {
 	if _, err := sub.ReceiveTimeout(ctx, storeTimeout); err != nil {
 		return err
 	}
-	if s.silent.Swap(false) {
-		s.log.Info("the store of shared verdicts is back")
-	}
+	s.hears.Store(true)
+	defer s.hears.Store(false)
 	s.away.Store(0)
+	s.back()
 	for asked := false; ; {
 		m, err := sub.ReceiveTimeout(ctx, storePing)
 		var timeout interface{ Timeout() bool }
@@ -163,6 +168,21 @@ func (s *sharer) lost(err error) {
 		if e.shared != "" {
 			e.checker.ProbeWithin(e.interval / 2)
 		}
+	}
+}
+
+// back ends what lost has begun.
+func (s *sharer) back() {
+	if s.silent.Swap(false) {
+		s.log.Info("the store of shared verdicts is back")
+	}
+}
+
+// served notes that the store did what it was asked. What lost has begun may have been a
+// moment's, of which the listener noticed nothing.
+func (s *sharer) served() {
+	if s.silent.Load() && s.hears.Load() && clock()-s.away.Load() > int64(storeSteady) {
+		s.back()
 	}
 }
 
@@ -214,7 +234,9 @@ func (s *sharer) tell(e *entry, r mcphealth.Result) {
 	pipe.Publish(ctx, s.pubsub, message)
 	if _, err := pipe.Exec(ctx); err != nil {
 		s.lost(err)
+		return
 	}
+	s.served()
 }
 
 // takeLease takes or renews a lease. It returns 0 to its holder, and to others for how
@@ -234,7 +256,8 @@ func (s *sharer) lease(e *entry, urgent bool) time.Duration {
 	if e.shared == "" || s.isAway() {
 		return 0
 	}
-	name, length := "lease", e.interval+e.interval/5
+	regular := e.interval + e.interval/5
+	name, length := "lease", regular
 	if urgent {
 		name, length = "alarm", alarmLease
 	}
@@ -246,6 +269,7 @@ func (s *sharer) lease(e *entry, urgent bool) time.Duration {
 		s.lost(err)
 		return 0
 	}
+	s.served()
 	if len(answer) != 2 {
 		return 0
 	}
@@ -261,7 +285,7 @@ func (s *sharer) lease(e *entry, urgent bool) time.Duration {
 		if len(said) > maxTold || json.Unmarshal([]byte(said), &last) != nil || !e.hear(last) {
 			return 0 // nothing is known of it: better to ask than to wait
 		}
-	} else if time.Since(heard) > 2*length {
+	} else if time.Since(heard) > 2*regular {
 		return 0 // whoever holds the lease tells nothing
 	}
 	return wait + wait/10

@@ -65,6 +65,7 @@ type transit struct {
 	reader   *bodyReader
 	replay   *replay // the held body, once it was sent again
 	whole    []byte  // a small body, gathered before it was sent; nil: it was not
+	wholeFor *group  // for whose upstreams
 	ticket   ticket
 	picked   pick
 	status   int  // of the answer; 0: nothing was written
@@ -132,12 +133,15 @@ func (t *transit) chosen(r *http.Request, g *group) {
 	if t.body.early {
 		t.body.chosen()
 	}
-	if !g.speaksHTTP1() || !mayRepeat(r) {
+	if !g.speaksHTTP1() || g.keyed.Load() || !mayRepeat(r) {
 		return
 	}
 	if t.gather(r, g) {
 		r.GetBody = t.wholeAgain
 		r.Body, _ = t.wholeAgain()
+		return
+	}
+	if t.replaced() {
 		return
 	}
 	anew := t.body.anew
@@ -165,7 +169,7 @@ func (t *transit) chosen(r *http.Request, g *group) {
 func (t *transit) gather(r *http.Request, g *group) bool {
 	switch {
 	case t.whole != nil:
-		return t.replay == nil
+		return t.replay == nil && t.wholeFor == g // what one proxy has sent, another one does not send anew
 	case t.replay != nil, r.Body == nil, r.ContentLength <= 0, r.ContentLength > keptAtFirst, len(r.Trailer) > 0,
 		r.Header["Expect"] != nil, // the upstream is to say whether it wants the body
 		!g.plain.Load(), g.rematches.Load(), g.handler.RequestBuffers != 0,
@@ -177,7 +181,7 @@ func (t *transit) gather(r *http.Request, g *group) bool {
 		t.reader.rewind() // whoever reads it gets the error
 		return false
 	}
-	t.whole = all
+	t.whole, t.wholeFor = all, g
 	return true
 }
 
@@ -206,10 +210,24 @@ func (t *transit) hurry() {
 	}
 }
 
+// replaced reports whether a handler behind the guard has put another body in the place
+// of the client's. Who has read of that is not known, nor can it be given again.
+func (t *transit) replaced() bool {
+	switch b := t.req.Body.(type) {
+	case *bodyReader:
+		return b != t.reader
+	case *replay:
+		return b != t.replay
+	}
+	return true
+}
+
 // bodyWasRead reports whether anything may have been taken from the body since
 // the request was last sent on. What has no body was not read.
 func (t *transit) bodyWasRead() bool {
 	switch {
+	case t.body != nil && t.replaced():
+		return true
 	case t.replay != nil:
 		return t.replay.begun.Load()
 	case t.body != nil:

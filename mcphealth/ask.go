@@ -499,7 +499,7 @@ func (s *stage) set(f func()) {
 func (s *stage) trace() *httptrace.ClientTrace {
 	return &httptrace.ClientTrace{
 		DNSStart:          func(_ httptrace.DNSStartInfo) { s.set(func() { s.resolving = true }) },
-		DNSDone:           func(_ httptrace.DNSDoneInfo) { s.set(func() { s.resolving = false }) },
+		DNSDone:           func(i httptrace.DNSDoneInfo) { s.set(func() { s.resolving = i.Err != nil }) },
 		TLSHandshakeStart: func() { s.set(func() { s.shaking = true }) },
 		GotConn: func(_ httptrace.GotConnInfo) {
 			s.set(func() { s.connected = true; s.shaking = false })

@@ -22,14 +22,15 @@ import (
 var errHeaderTooLong = fmt.Errorf("server response headers exceeded %d bytes", maxHeader)
 
 // NewPlainLine makes a line as NewLine does, of a transport that speaks HTTP/1.1 without
-// TLS and nothing else. Where no proxy is in the way it asks for half of the processor
-// time and memory: net/http's Transport keeps what a connection needs that is used again.
-// Its Ended hears of connections that were idle.
+// TLS and nothing else. Where no proxy is in the way, and t has no bounds of its own for
+// an answer's header, it asks for half of the processor time and memory: net/http's
+// Transport keeps what a connection needs that is used again. Its Ended hears of
+// connections that were idle.
 func NewPlainLine(t *http.Transport) *Line { return &Line{base: t, plain: true} }
 
 // isDirect reports whether req needs no transport.
 func (l *Line) isDirect(req *http.Request) bool {
-	if !l.plain || req.URL.Scheme != "http" {
+	if !l.plain || req.URL.Scheme != "http" || l.base.ResponseHeaderTimeout != 0 || l.base.MaxResponseHeaderBytes != 0 {
 		return false
 	}
 	if l.base.Proxy == nil {
@@ -56,18 +57,14 @@ func (l *Line) exchange(req *http.Request) (*http.Response, error) {
 	if trace := httptrace.ContextClientTrace(ctx); trace != nil && trace.GotConn != nil {
 		trace.GotConn(httptrace.GotConnInfo{Conn: c})
 	}
-	x := &exchange{l: l, c: c, born: time.Now()}
-	x.stop = context.AfterFunc(ctx, func() { _ = c.SetDeadline(longAgo) })
+	x := &exchange{l: l, ctx: ctx, c: c, born: time.Now()}
+	x.stop = context.AfterFunc(ctx, func() { _ = c.Close() }) // a deadline is set anew by each Read under Caddy's read_timeout
 	resp, err := x.run(req)
 	if err != nil {
 		x.end(false)
-		if ctx.Err() != nil {
-			err = ctx.Err()
-		}
-		return nil, err
+		return nil, x.orEnded(err)
 	}
 	x.body = resp.Body
-	x.keep = !resp.Close && resp.StatusCode >= 200
 	if resp.ContentLength == 0 {
 		x.err = io.EOF
 		x.end(true)
@@ -118,6 +115,7 @@ func putReader(r *bufio.Reader) {
 // exchange is one request on its connection, and then the body of its answer.
 type exchange struct {
 	l    *Line
+	ctx  context.Context // of the request
 	c    net.Conn
 	born time.Time
 	in   *bufio.Reader
@@ -147,6 +145,7 @@ func (x *exchange) run(req *http.Request) (*http.Response, error) {
 	}
 	switch {
 	case err == nil: // whether the server read the whole request or not
+		x.keep = werr == nil && !resp.Close && resp.StatusCode >= 200
 		limited.N = math.MaxInt64
 		return resp, nil
 	case limited.N <= 0:
@@ -170,10 +169,18 @@ func (x *exchange) Read(p []byte) (int, error) {
 	}
 	n, err := x.body.Read(p)
 	if err != nil {
-		x.err = err
 		x.end(err == io.EOF)
+		x.err = x.orEnded(err)
 	}
-	return n, err
+	return n, x.err
+}
+
+// orEnded is the end of the context, if that is why there was err.
+func (x *exchange) orEnded(err error) error {
+	if err != io.EOF && x.ctx.Err() != nil {
+		return x.ctx.Err()
+	}
+	return err
 }
 
 // Close gives up what was not read.

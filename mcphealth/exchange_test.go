@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -116,5 +117,122 @@ func TestExchangeChecksHeaders(t *testing.T) {
 		if r := p.Probe(context.Background()); r.Reason != ProbeRejected {
 			t.Errorf("%s: Probe = %s %s (%s), want probe_rejected", way, r.Verdict, r.Reason, r.Detail)
 		}
+	}
+}
+
+// timedConn sets a deadline of its own for each Read, as Caddy does for read_timeout, and
+// reads on just after the one that asks has heard of the end.
+type timedConn struct {
+	net.Conn
+	reads int
+	once  sync.Once
+	told  chan struct{} // closed with the first Close or SetDeadline
+}
+
+func (c *timedConn) Read(p []byte) (int, error) {
+	if c.reads++; c.reads > 1 {
+		<-c.told
+	}
+	_ = c.Conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	return c.Conn.Read(p)
+}
+
+func (c *timedConn) SetDeadline(t time.Time) error {
+	c.once.Do(func() { close(c.told) })
+	return c.Conn.SetDeadline(t)
+}
+
+func (c *timedConn) Close() error {
+	err := c.Conn.Close()
+	c.once.Do(func() { close(c.told) })
+	return err
+}
+
+// A probe ends in time over a connection that has timeouts of its own.
+func TestExchangeEndsWithItsContext(t *testing.T) {
+	for way, newLine := range lines {
+		l := newLine(&http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+			ours, theirs := net.Pipe()
+			go serveBytes(theirs, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 999\r\n\r\n{", true)
+			return &timedConn{Conn: ours, told: make(chan struct{})}, nil
+		}})
+		p, err := NewProber(Target{URL: "http://upstream.test/mcp", Timeout: 200 * time.Millisecond, Era: Modern}, l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := p.Probe(context.Background())
+		if took := time.Since(r.At); took > 5*time.Second || r.Reason != Stalled {
+			t.Errorf("%s: Probe = %s %s (%s) after %v, want dead stalled after 200ms", way, r.Verdict, r.Reason, r.Detail, took)
+		}
+		p.Close(context.Background())
+	}
+}
+
+// What bounds the header of live answers bounds that of a probe's.
+func TestExchangeKeepsTheTransportsBounds(t *testing.T) {
+	for way, newLine := range lines {
+		for _, tt := range []struct {
+			name string
+			base *http.Transport
+			slow time.Duration
+			want Reason
+		}{
+			{"response_header_timeout", &http.Transport{ResponseHeaderTimeout: 50 * time.Millisecond}, 500 * time.Millisecond, Timeout},
+			{"max_response_header_size", &http.Transport{MaxResponseHeaderBytes: 1 << 10}, 0, NotMCP},
+		} {
+			base := tt.base.Clone()
+			base.DialContext = func(context.Context, string, string) (net.Conn, error) {
+				ours, theirs := net.Pipe()
+				go serveBytes(&slowConn{theirs, tt.slow}, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nA: "+strings.Repeat("x", 8<<10)+"\r\nContent-Length: $LEN\r\n\r\n$BODY", true)
+				return ours, nil
+			}
+			p, err := NewProber(Target{URL: "http://upstream.test/mcp", Timeout: 5 * time.Second, Era: Modern}, newLine(base))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r := p.Probe(context.Background()); r.Reason != tt.want {
+				t.Errorf("%s, %s: Probe = %s %s (%s), want %s", tt.name, way, r.Verdict, r.Reason, r.Detail, tt.want)
+			}
+			p.Close(context.Background())
+		}
+	}
+}
+
+// slowConn takes its time before it writes.
+type slowConn struct {
+	net.Conn
+	slow time.Duration
+}
+
+func (c *slowConn) Write(p []byte) (int, error) {
+	time.Sleep(c.slow)
+	return c.Conn.Write(p)
+}
+
+// brokenConn says that nothing could be written, though it was.
+type brokenConn struct{ net.Conn }
+
+func (c *brokenConn) Write(p []byte) (int, error) {
+	n, _ := c.Conn.Write(p)
+	return n, io.ErrClosedPipe
+}
+
+// An early answer counts, but a connection over which the question did not go is none to
+// watch: its end would be an alarm.
+func TestExchangeWatchesNoBrokenConnection(t *testing.T) {
+	p, err := NewProber(Target{URL: "http://upstream.test/mcp", Timeout: time.Second, Era: Modern}, NewPlainLine(&http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+		ours, theirs := net.Pipe()
+		go serveBytes(theirs, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: $LEN\r\n\r\n$BODY", true)
+		return &brokenConn{ours}, nil
+	}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close(context.Background())
+	if r := p.Probe(context.Background()); r.Verdict != Ready {
+		t.Errorf("Probe = %s %s (%s), want ready", r.Verdict, r.Reason, r.Detail)
+	}
+	if p.line.watchIdle(nil, func() {}) {
+		t.Error("the connection is watched")
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
 	"os"
 	"regexp"
 	"sort"
@@ -83,6 +84,21 @@ var fakes = []struct {
 			}
 			d := &net.Dialer{Resolver: &net.Resolver{PreferGo: true, Dial: dns}}
 			return &http.Transport{DialContext: d.DialContext}
+		}},
+	{name: "a resolver that does not answer", want: "dead dns",
+		set: func(t *Target) { t.URL = "http://mcp.invalid/mcp" },
+		transport: func() *http.Transport {
+			return &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				trace := httptrace.ContextClientTrace(ctx)
+				trace.DNSStart(httptrace.DNSStartInfo{})
+				select {
+				case <-ctx.Done():
+				case <-time.After(1200 * time.Millisecond): // net/http's transport lets a dial go on
+				}
+				err := &net.DNSError{Err: "i/o timeout", Name: "mcp.invalid", IsTimeout: true}
+				trace.DNSDone(httptrace.DNSDoneInfo{Err: err}) // as package net does
+				return nil, &net.OpError{Op: "dial", Net: "tcp", Err: err}
+			}}
 		}},
 	{name: "HTTP where HTTPS is expected", want: "dead tls",
 		says: map[string]reply{"*": discovery}, set: func(t *Target) { t.URL = "https" + strings.TrimPrefix(t.URL, "http") }},

@@ -162,6 +162,8 @@ func (c *Checker) contradicts(vote Verdict) bool {
 //
 //   - A dead vote is none where clients had answers from here within the fast interval,
 //     or, if it is about silence, the whole one.
+//   - Who could not find out has nothing to say to one that could: it may lack files, or
+//     a credential, and hold the lease all the same.
 //   - No vote counts against what the last probe from here found, within an interval and
 //     a third.
 //   - Votes of one other edge alone take nothing down: its own network may be broken. A
@@ -169,13 +171,13 @@ func (c *Checker) contradicts(vote Verdict) bool {
 //     within an interval.
 func (c *Checker) Hear(from string, r Result) {
 	c.mu.Lock()
-	if c.closed || c.paused || !c.started {
+	sign := r.Verdict.Vote()
+	if c.closed || c.paused || !c.started || sign == 0 && c.threshold.state != StateUnknown {
 		c.mu.Unlock()
 		return
 	}
 	r.URL = c.p.target.URL
 	r.At = time.Now()
-	sign := r.Verdict.Vote()
 	look, spread := none, time.Duration(0)
 	counts := true
 	switch t := c.threshold; {

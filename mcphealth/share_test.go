@@ -271,3 +271,25 @@ func TestReadShared(t *testing.T) {
 		t.Errorf("ReadShared of hostile texts = %+v, %v, want them cleaned and cut", r, err)
 	}
 }
+
+// An edge that cannot ask, and says so each time, keeps no other from asking.
+func TestHearNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.idle(t, Schedule{NoWatch: true})
+		c.Start()
+		time.Sleep(time.Minute)
+		wantState(t, c, Up, OK)
+		before := b.probes()
+		for range 60 {
+			c.Hear("x", Result{Verdict: Unknown, Reason: ProbeRejected})
+			time.Sleep(time.Second)
+		}
+		if n := b.probes() - before; n < 5 {
+			t.Errorf("%d probes in a minute in which another edge could not find out, want the 6 of every minute", n)
+		}
+		if s := c.Snapshot(); s.Last.Verdict != Ready {
+			t.Errorf("Last = %s %s, want what this edge has found out itself", s.Last.Verdict, s.Last.Reason)
+		}
+	})
+}

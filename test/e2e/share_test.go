@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"os/exec"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -29,6 +30,7 @@ type counted struct {
 	*httptest.Server
 	asked  atomic.Int64
 	absent atomic.Bool
+	slow   time.Duration // before it says that it is gone
 }
 
 func startCounted(t *testing.T) *counted {
@@ -36,6 +38,7 @@ func startCounted(t *testing.T) *counted {
 	c.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c.asked.Add(1)
 		if c.absent.Load() {
+			time.Sleep(c.slow)
 			http.NotFound(w, r)
 			return
 		}
@@ -122,6 +125,43 @@ func TestShareVerdicts(t *testing.T) {
 		if n := strings.Count(out, "the store of shared verdicts is away"); n != 2 {
 			t.Errorf("%d times in the log that the store is away, want once for each of two times:\n%s", n, out)
 		}
+	}
+}
+
+// What three edges notice at the same time one of them looks into.
+func TestShareAlarms(t *testing.T) {
+	_, url := startRedis(t)
+	server := startCounted(t)
+	server.slow = 100 * time.Millisecond // so that all notice before one has looked
+	var edges []*Caddy
+	for range 3 {
+		edges = append(edges, StartCaddyGlobal(t, "\tmcp_health {\n\t\tinterval 20s\n\t\tshare "+url+"\n\t}", "\tmcp_proxy /mcp* "+server.addr()))
+	}
+	for _, c := range edges {
+		c.AwaitState(t, server.addr(), "up", 5*time.Second)
+	}
+	time.Sleep(4 * time.Second)
+	server.absent.Store(true)
+	before := server.asked.Load()
+	var wg sync.WaitGroup
+	for _, c := range edges {
+		wg.Go(func() {
+			resp, err := http.Post(c.URL(), "application/json", strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_ = resp.Body.Close()
+		})
+	}
+	wg.Wait()
+	for _, c := range edges {
+		c.AwaitState(t, server.addr(), "down", 5*time.Second)
+	}
+	n := server.asked.Load() - before - int64(len(edges))
+	t.Logf("%d questions", n)
+	if n > 12 { // a probe of what is gone is up to four
+		t.Errorf("three edges that noticed a loss asked %d questions until all knew, want one to ask, and to make sure", n)
 	}
 }
 
