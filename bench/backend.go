@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -112,6 +113,15 @@ var seen struct {
 	requests, probes, conns, in, out, open atomic.Int64
 }
 
+// exitInGoodOrder waits for SIGTERM, and for the calls that are under way then.
+func exitInGoodOrder(server *http.Server) {
+	term := make(chan os.Signal, 1)
+	signal.Notify(term, syscall.SIGTERM)
+	<-term
+	_ = server.Shutdown(context.Background())
+	os.Exit(0)
+}
+
 // serveBackend is a backend's process: it prints its port, and its counts for each
 // line that it reads, which may change its mode, until there are no more.
 func serveBackend(kind string, port int) error {
@@ -129,7 +139,9 @@ func serveBackend(kind string, port int) error {
 		return err
 	}
 	a := &answerer{kind: kind, answer: answerOf(kind)}
-	go func() { _ = http.Serve(countingListener{ln}, a) }()
+	server := &http.Server{Handler: a}
+	go func() { _ = server.Serve(countingListener{ln}) }()
+	go exitInGoodOrder(server)
 	fmt.Println(ln.Addr().(*net.TCPAddr).Port)
 	for in := bufio.NewReader(os.Stdin); ; {
 		mode, err := in.ReadString('\n')

@@ -36,13 +36,17 @@ var faults = []fault{
 	{"hangs (SIGSTOP)", 2, 30 * time.Second, func(b *backend) error { return b.signal(syscall.SIGSTOP) }, func(b *backend) error { return b.signal(syscall.SIGCONT) }},
 	{"answers 200 with a web page", 2, 25 * time.Second, func(b *backend) error { return b.setMode("page") }, nil},
 	{"its route is lost: bare 404", 2, 25 * time.Second, func(b *backend) error { return b.setMode("absent") }, nil},
-	{"the only one is killed, and back after 2 s", 1, 15 * time.Second, func(b *backend) error {
-		if err := b.signal(syscall.SIGKILL); err != nil {
-			return err
-		}
-		time.Sleep(2 * time.Second)
-		return b.restart()
-	}, nil},
+	{"the only one is killed, and back after 2 s", 1, 15 * time.Second, func(b *backend) error { return recreate(b, syscall.SIGKILL) }, nil},
+	{"the only one is stopped (SIGTERM), and back after 2 s", 1, 15 * time.Second, func(b *backend) error { return recreate(b, syscall.SIGTERM) }, nil},
+}
+
+// recreate ends a server and has it back after 2 s, as a deploy does.
+func recreate(b *backend, how syscall.Signal) error {
+	if err := b.signal(how); err != nil {
+		return err
+	}
+	time.Sleep(2 * time.Second)
+	return b.restart()
 }
 
 // contender is one proxy.

@@ -34,22 +34,27 @@ var (
 	asServer   = flag.String("backend", "", "for this program's own use")
 )
 
-// rows are what can be measured, in the order of docs/benchmarks.md. Each prints
-// markdown.
+// rows are what can be measured, in the order of docs/benchmarks.md, and how their
+// rounds go. Each prints markdown.
 var rows = []struct {
-	name string
-	run  func(*bytes.Buffer) error
+	name   string
+	run    func(*bytes.Buffer) error
+	rounds func() string
 }{
-	{"path", pathRow},
-	{"policy", policyRow},
-	{"streams", streamsRow},
-	{"probe", probeRow},
-	{"probing", probingRow},
-	{"traffic", trafficRow},
-	{"failover", failoverRow},
-	{"sessions", sessionsRow},
-	{"held", heldRow},
+	{"path", pathRow, func() string { return fmt.Sprintf("%d rounds of %v in turns", *rounds, *each) }},
+	{"policy", policyRow, benchmarks},
+	{"outcome", outcomeRow, benchmarks},
+	{"streams", streamsRow, once},
+	{"probe", probeRow, func() string { return fmt.Sprintf("%d rounds of %d probes in turns", *rounds, probesEach) }},
+	{"probing", probingRow, func() string { return fmt.Sprintf("%d rounds of %v, one after the other", *rounds, probeInterval) }},
+	{"traffic", trafficRow, once},
+	{"failover", failoverRow, func() string { return fmt.Sprintf("%d rounds, all at the same time", *rounds) }},
+	{"sessions", sessionsRow, once},
+	{"held", heldRow, once},
 }
+
+func once() string       { return "measured once" }
+func benchmarks() string { return fmt.Sprintf("%d runs of 200 ms", *rounds) }
 
 func main() {
 	flag.Parse()
@@ -85,7 +90,7 @@ func measure() error {
 		if err := r.run(out); err != nil {
 			return fmt.Errorf("row %s: %w", r.name, err)
 		}
-		fmt.Fprintf(out, "\n%s\n", machine())
+		fmt.Fprintf(out, "\n%s\n", machine(r.rounds()))
 		fmt.Printf("\n%s: %s", r.name, out)
 		if *write != "" {
 			if err := report.ReplaceSection(*write, r.name, out.String()); err != nil {
@@ -97,9 +102,9 @@ func measure() error {
 }
 
 // machine is the line below each table: how to read and repeat it.
-func machine() string {
-	return fmt.Sprintf("_%d cores, %s, Caddy %s, %s, %s; %d rounds of %v in turns, load and backends on the same cores._",
-		runtime.NumCPU(), cpu(), caddyVersion(), runtime.Version(), time.Now().Format("2006-01-02"), *rounds, *each)
+func machine(rounds string) string {
+	return fmt.Sprintf("_%d cores, %s, Caddy %s, %s, %s; %s, load and backends on the same cores._",
+		runtime.NumCPU(), cpu(), caddyVersion(), runtime.Version(), time.Now().Format("2006-01-02"), rounds)
 }
 
 func cpu() string {

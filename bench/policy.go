@@ -48,3 +48,39 @@ func policyRow(out *bytes.Buffer) error {
 	table(out, lines...)
 	return nil
 }
+
+var outcomeLine = regexp.MustCompile(`(?m)^BenchmarkOutcome/(\w+?)(?:-\d+)?\s+\d+\s+([\d.]+) ns/op\s+([\d.]+) MB/s\s+\d+ B/op\s+(\d+) allocs/op`)
+
+// outcomeRow runs the Go benchmarks of what reads answers for their outcome.
+func outcomeRow(out *bytes.Buffer) error {
+	cmd := exec.Command("go", "test", "-run", "^$", "-bench", "Outcome", "-benchmem", "-benchtime", "0.2s", "-count", strconv.Itoa(*rounds), "./mcphealth")
+	cmd.Dir, _ = filepath.Abs("..")
+	text, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, text)
+	}
+	ns, allocs, size := map[string]spread{}, map[string]string{}, map[string]float64{}
+	for _, m := range outcomeLine.FindAllStringSubmatch(string(text), -1) {
+		each, err := strconv.ParseFloat(m[2], 64)
+		if err != nil {
+			return err
+		}
+		rate, err := strconv.ParseFloat(m[3], 64)
+		if err != nil {
+			return err
+		}
+		ns[m[1]], allocs[m[1]], size[m[1]] = append(ns[m[1]], each), max(allocs[m[1]], m[4]), rate*each/1000
+	}
+	lines := [][]string{{"answer", "size", "read", "allocations"}}
+	for _, a := range []struct{ bench, name string }{
+		{"small", "a small JSON result"}, {"text", "a long text in JSON"}, {"structured", "structured content in JSON"}, {"events", "a stream of events"},
+		{"html", "a web page"}, {"worstQuotes", "the worst of quotes"}, {"worstSlashes", "the worst of escapes"}, {"worstCRs", "the worst of line ends"}, {"worstDepth", "the worst of nesting"},
+	} {
+		if ns[a.bench] == nil {
+			return fmt.Errorf("no result for %s in\n%s", a.bench, text)
+		}
+		lines = append(lines, []string{a.name, fmt.Sprintf("%.1f KiB", size[a.bench]/1024), ns[a.bench].show("%.0f") + " ns", allocs[a.bench]})
+	}
+	table(out, lines...)
+	return nil
+}
