@@ -324,51 +324,103 @@ func resetStreams(t testing.TB, to string, n int) {
 }
 
 // Session ids that nobody gave out, in any shape and number, cost nothing that stays,
-// and reach the server as they are.
+// and reach the server as they are; sessions that were opened before find theirs after.
 func TestSessionFlood(t *testing.T) {
-	a, b := newServer(t), newServer(t)
-	e := startCaddy(t, Route{Name: "sticky", Upstreams: []string{a.Addr, b.Addr}, Caddy: "sticky\n", Timeout: 10 * time.Second})
-	awaitUp(t, e, a.Addr)
-	awaitUp(t, e, b.Addr)
-	for _, id := range []string{".", "..", "a.", ".b", "a.b.c", strings.Repeat(".", 1000), "x.AAAAAAAAAAAAAAAAAAAAAA", "a.b,c.d", "a;b=c.d", strings.Repeat("x", 8000), "~!@#$%^&*()"} {
-		if status := callIn(e.URL("sticky"), id, 0); status != http.StatusOK {
-			t.Errorf("session %.40q: status %d, want what the server says", id, status)
-		}
-		seenA, _ := a.Headers.Load("Mcp-Session-Id")
-		seenB, _ := b.Headers.Load("Mcp-Session-Id")
-		if seenA != id && seenB != id {
-			t.Errorf("session %.40q reached the servers as %v or %v", id, seenA, seenB)
-		}
-	}
-	rss := e.Proc().RSS(t)
-	ids := 10_000
-	if long() {
-		ids = 100_000
-	}
-	var all sync.WaitGroup
-	for w := range 10 {
-		all.Go(func() {
-			for n := range ids / 10 {
-				if status := callIn(e.URL("sticky"), fmt.Sprintf("session-%d-%d.%016x", w, n, n*7919), n); status != http.StatusOK {
-					t.Errorf("status %d", status)
-					return
+	for _, edge := range edges {
+		t.Run(edge.name, func(t *testing.T) {
+			a, b := newServer(t), newServer(t)
+			e := edge.start(t, Route{Name: "sticky", Upstreams: []string{a.Addr, b.Addr}, Timeout: 10 * time.Second, Caddy: "sticky\n", Traefik: "sticky: true\n", Service: stickyCookie})
+			awaitUp(t, e, a.Addr)
+			awaitUp(t, e, b.Addr)
+			known := map[string]*Server{} // by the id as the client has it
+			for n := 0; n < 100 || n < 200 && len(ownersOf(known)) < 2; n++ {
+				id := openSession(t, e.URL("sticky"))
+				known[id] = a
+				if strings.HasPrefix(id, b.Addr) {
+					known[id] = b
+				}
+			}
+			if len(ownersOf(known)) < 2 {
+				t.Errorf("%d sessions on one server", len(known))
+			}
+			for _, id := range []string{".", "..", "a.", ".b", "a.b.c", strings.Repeat(".", 1000), "x.AAAAAAAAAAAAAAAAAAAAAA", "a.b,c.d", "a;b=c.d", strings.Repeat("x", 8000), "~!@#$%^&*()"} {
+				if status := callIn(e.URL("sticky"), id, `"shape"`); status != http.StatusOK {
+					t.Errorf("session %.40q: status %d, want what the server says", id, status)
+				}
+				seenA, _ := a.Headers.Load("Mcp-Session-Id")
+				seenB, _ := b.Headers.Load("Mcp-Session-Id")
+				if seenA != id && seenB != id {
+					t.Errorf("session %.40q reached the servers as %v or %v", id, seenA, seenB)
+				}
+			}
+			goroutines, rss := e.Goroutines(t), e.Proc().RSS(t)
+			ids := 10_000
+			if long() {
+				ids = 100_000
+			}
+			var all sync.WaitGroup
+			for w := range 10 {
+				all.Go(func() {
+					for n := range ids / 10 {
+						if status := callIn(e.URL("sticky"), fmt.Sprintf("session-%d-%d.%016x", w, n, n*7919), fmt.Sprint(n)); status != http.StatusOK {
+							t.Errorf("status %d", status)
+							return
+						}
+					}
+				})
+			}
+			all.Wait()
+			if now := e.Proc().RSS(t); now > rss+96 {
+				t.Errorf("%d sessions: memory %d MiB before, %d after", ids, rss, now)
+			} else {
+				t.Logf("%d sessions: memory %d MiB before, %d after", ids, rss, now)
+			}
+			wantGoroutines(t, e, goroutines)
+			n := 0
+			for id, owner := range known {
+				n++
+				call := fmt.Sprintf(`"known %d"`, n)
+				if status := callIn(e.URL("sticky"), id, call); status != http.StatusOK || owner.Runs()[call] != 1 {
+					t.Errorf("a call in session %q: status %d, and not at its server", id, status)
 				}
 			}
 		})
 	}
-	all.Wait()
-	if now := e.Proc().RSS(t); now > rss+64 {
-		t.Errorf("%d sessions: memory %d MiB before, %d after", ids, rss, now)
-	} else {
-		t.Logf("%d sessions: memory %d MiB before, %d after", ids, rss, now)
+}
+
+// stickyCookie is what the plugin's sticky asks of Traefik's load balancer.
+const stickyCookie = "sticky:\n  cookie:\n    name: stick\n"
+
+func ownersOf(sessions map[string]*Server) map[*Server]bool {
+	owners := map[*Server]bool{}
+	for _, s := range sessions {
+		owners[s] = true
 	}
+	return owners
+}
+
+// openSession opens one at a Server and returns its id as the edge gave it out.
+func openSession(t testing.TB, url string) string {
+	t.Helper()
+	resp, err := pool.Post(url, "application/json", strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	io.Copy(io.Discard, resp.Body)
+	id := resp.Header.Get("Mcp-Session-Id")
+	if resp.StatusCode != http.StatusOK || id == "" {
+		t.Fatalf("opening a session: %s %v", resp.Status, resp.Header)
+	}
+	return id
 }
 
 // pool is a client that keeps its connections.
 var pool = &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 32}}
 
-func callIn(url, session string, n int) int {
-	req, err := http.NewRequest(http.MethodPost, url, strings.NewReader(callBody(fmt.Sprint(n))))
+// callIn calls in a session; id is JSON.
+func callIn(url, session, id string) int {
+	req, err := http.NewRequest(http.MethodPost, url, strings.NewReader(callBody(id)))
 	if err != nil {
 		return -1
 	}

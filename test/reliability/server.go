@@ -1,6 +1,7 @@
 package reliability
 
 import (
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -54,7 +55,7 @@ func revive(t testing.TB, addr string) *Server {
 }
 
 // ServeHTTP answers a probe with what a modern server says of itself, and a call
-// with its id.
+// with its id. Who asks for a session gets one, called after the address.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, 4<<20))
 	if err != nil {
@@ -81,6 +82,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	s.runs[string(m.ID)]++
 	s.mu.Unlock()
+	if m.Method == "initialize" {
+		w.Header().Set("Mcp-Session-Id", s.Addr+"/"+rand.Text())
+	}
 	fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"content":[{"type":"text","text":"done"}]}}`, m.ID)
 }
 
