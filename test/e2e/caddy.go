@@ -20,6 +20,7 @@ type Caddy struct {
 	Port   int // of the site
 	admin  string
 	global string // of its global options, besides those that all here have
+	log    string // file of all that it says at INFO and above; WARN is in its output
 }
 
 // CaddyBinary is bin/caddy, which make builds with xcaddy; $CADDY outranks it.
@@ -58,6 +59,7 @@ func startCaddy(t testing.TB, storage, global, site string) *Caddy {
 	adminPort := FreePort(t)
 	c.admin = fmt.Sprintf("http://127.0.0.1:%d", adminPort)
 	dir := t.TempDir()
+	c.log = filepath.Join(dir, "caddy.log")
 	file := filepath.Join(dir, "Caddyfile")
 	if err := os.WriteFile(file, []byte(c.config(site)), 0o644); err != nil {
 		t.Fatal(err)
@@ -68,12 +70,18 @@ func startCaddy(t testing.TB, storage, global, site string) *Caddy {
 		cmd.Env = append(os.Environ(), "XDG_CONFIG_HOME="+dir, "XDG_DATA_HOME="+storage)
 		return cmd
 	})
+	t.Cleanup(func() { c.wantNoCanary(t) })
 	return c
 }
 
 func (c *Caddy) config(site string) string {
+	global := c.global
+	if !strings.Contains(global, "mcp_health") {
+		global += "\n\tmcp_health {\n\t\theader X-Probe-Token " + probeCanary + "\n\t}"
+	}
+	global += "\n\tlog all {\n\t\toutput file " + c.log + "\n\t\tlevel INFO\n\t}"
 	return fmt.Sprintf("{\n\tadmin %s\n\tauto_https off\n\tpersist_config off\n\tgrace_period 2s\n\tlog {\n\t\tlevel WARN\n\t}\n\tservers {\n\t\tprotocols h1 h2c\n\t}\n%s\n}\nhttp://:%d {\n\tbind 127.0.0.1\n%s\n}\n",
-		strings.TrimPrefix(c.admin, "http://"), c.global, c.Port, strings.ReplaceAll(site, "{PORT}", fmt.Sprint(c.Port)))
+		strings.TrimPrefix(c.admin, "http://"), global, c.Port, strings.ReplaceAll(site, "{PORT}", fmt.Sprint(c.Port)))
 }
 
 // URL is the site's MCP endpoint.

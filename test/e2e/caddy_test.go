@@ -253,7 +253,8 @@ func TestWhatTakesAnUpstreamOut(t *testing.T) {
 			fake := httptest.NewServer(tt.handler)
 			defer fake.Close()
 			addr := strings.TrimPrefix(fake.URL, "http://")
-			c := StartCaddy(t, fmt.Sprintf("mcp_proxy /mcp* %s %s {\n\tlb_policy round_robin\n}", real.Addr, addr))
+			// The default, said: without the credentials for probes that Caddys here have.
+			c := StartCaddyGlobal(t, "\tmcp_health {\n\t\tobjective 0.999\n\t}", fmt.Sprintf("mcp_proxy /mcp* %s %s {\n\tlb_policy round_robin\n}", real.Addr, addr))
 			c.AwaitState(t, addr, tt.state, 5*time.Second)
 			if got := c.Upstreams(t)[addr].Reason; got != tt.reason {
 				t.Errorf("reason %s, want %s", got, tt.reason)

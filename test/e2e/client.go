@@ -20,7 +20,7 @@ const LegacyVersion = "2025-11-25"
 func Dial(t testing.TB, url, version string, opts *mcp.ClientOptions) *mcp.ClientSession {
 	t.Helper()
 	c := mcp.NewClient(&mcp.Implementation{Name: "mcphealth-e2e", Version: "0"}, opts)
-	s, err := c.Connect(t.Context(), &mcp.StreamableClientTransport{Endpoint: url}, &mcp.ClientSessionOptions{ProtocolVersion: version})
+	s, err := c.Connect(t.Context(), &mcp.StreamableClientTransport{Endpoint: url, HTTPClient: authorized}, &mcp.ClientSessionOptions{ProtocolVersion: version})
 	if err != nil {
 		t.Fatalf("connect to %s: %v", url, err)
 	}
@@ -51,6 +51,7 @@ func rawEcho(t testing.TB, url, session, message string) (status int, body strin
 	req.Header.Set("Accept", "application/json, text/event-stream")
 	req.Header.Set("MCP-Protocol-Version", LegacyVersion)
 	req.Header.Set("Mcp-Session-Id", session)
+	authorize(req.Header)
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		t.Fatal(err)

@@ -215,6 +215,7 @@ func (l Load) request(id string) *http.Request {
 		panic(err) // a URL that the test wrote
 	}
 	req.Host = l.Host
+	authorize(req.Header)
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Accept", "application/json, text/event-stream")
 	req.Header.Set("MCP-Protocol-Version", "2026-07-28")

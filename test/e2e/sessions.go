@@ -33,7 +33,7 @@ var GoSDK = Library{"go-sdk v1.8.0", openGoSDK(LegacyVersion), lostGoSDK, 40}
 
 func openGoSDK(version string) func(context.Context, *testing.T, string) (Session, error) {
 	return func(ctx context.Context, _ *testing.T, url string) (Session, error) {
-		return connect(ctx, &mcp.StreamableClientTransport{Endpoint: url}, version)
+		return connect(ctx, &mcp.StreamableClientTransport{Endpoint: url, HTTPClient: authorized}, version)
 	}
 }
 
@@ -67,7 +67,7 @@ func (s goSession) Call(ctx context.Context, tool string, args map[string]any) (
 
 // Connect opens a session of the legacy era with the Go SDK.
 func Connect(ctx context.Context, url string) (Session, error) {
-	return connect(ctx, &mcp.StreamableClientTransport{Endpoint: url}, LegacyVersion)
+	return connect(ctx, &mcp.StreamableClientTransport{Endpoint: url, HTTPClient: authorized}, LegacyVersion)
 }
 
 // Whoami asks which replica answers.
