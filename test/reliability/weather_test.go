@@ -18,6 +18,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -25,6 +26,7 @@ import (
 	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
+	"golang.org/x/sys/unix"
 
 	"github.com/mcphealth/mcphealth/test/e2e"
 	"github.com/mcphealth/mcphealth/test/traefik"
@@ -228,6 +230,145 @@ func TestReadOnly(t *testing.T) {
 	done.Stop()
 	if err == nil || !strings.Contains(string(out), "session_key") {
 		t.Errorf("sticky without a place for its key: %v\n%s", err, out)
+	}
+}
+
+// The same of Traefik: where there is not even loopback it starts and finds its servers
+// down, and when a network comes, and a server, calls get there without anybody's help.
+func TestNoNetworkAtStartInTraefik(t *testing.T) {
+	if out, err := exec.Command("unshare", "--net", "true").CombinedOutput(); err != nil {
+		t.Skipf("no network namespaces here: %v %s", err, out)
+	}
+	const server = "127.0.0.1:9000"
+	cmd := traefik.Command(t, ":8080", traefikDynamic([]Route{
+		{Name: "r", Upstreams: []string{server}, Interval: 300 * time.Millisecond, Traefik: "sticky: true\n", Service: stickyCookie},
+		{Name: "none", Upstreams: []string{"192.0.2.1:80", "mcp.invalid:80"}, Interval: 300 * time.Millisecond},
+	}))
+	file := filepath.Join(t.TempDir(), "output")
+	out, err := os.Create(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill() })
+	said := func() string { b, _ := os.ReadFile(file); return string(b) }
+	defer func() {
+		if t.Failed() {
+			t.Logf("%.3000s", said())
+		}
+	}()
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	await(t, 30*time.Second, "the server down", func() bool { return strings.Contains(said(), server+"/r/mcp is down") })
+
+	inside(t, cmd.Process.Pid, func() error { return loopbackUp() })
+	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (c net.Conn, err error) {
+		inside(t, cmd.Process.Pid, func() error { c, err = new(net.Dialer).DialContext(ctx, "tcp", "127.0.0.1:8080"); return nil })
+		return c, err
+	}}}
+	call := func(route string) (status int, wrong string) {
+		resp, err := client.Post("http://edge/"+route+"/mcp", "application/json", strings.NewReader(callBody(`7`)))
+		if err != nil {
+			return 0, err.Error()
+		}
+		defer resp.Body.Close()
+		b, _ := io.ReadAll(resp.Body)
+		return resp.StatusCode, checkOurs(resp, b, callBody(`7`))
+	}
+	for _, route := range []string{"r", "none"} {
+		await(t, 10*time.Second, "an answer with the caller's id for "+route, func() bool {
+			status, wrong := call(route)
+			return status == http.StatusServiceUnavailable && wrong == ""
+		})
+	}
+	inside(t, cmd.Process.Pid, func() error { revive(t, server); return nil })
+	await(t, 10*time.Second, "calls served", func() bool { status, _ := call("r"); return status == http.StatusOK })
+	cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case err := <-ended:
+		if err != nil || strings.Contains(said(), "panic") {
+			t.Errorf("its end: %v", err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("it does not end")
+	}
+}
+
+// inside does something in the network of a process: sockets that it opens are there.
+func inside(t testing.TB, pid int, do func() error) {
+	t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	home, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer home.Close()
+	there, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer there.Close()
+	if err := unix.Setns(int(there.Fd()), unix.CLONE_NEWNET); err != nil {
+		t.Error(err)
+		return
+	}
+	defer func() {
+		if err := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); err != nil {
+			panic(err) // the thread would be lost to all other tests
+		}
+	}()
+	if err := do(); err != nil {
+		t.Error(err)
+	}
+}
+
+// loopbackUp has the thread's network begin.
+func loopbackUp() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	lo, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	lo.SetUint16(unix.IFF_UP)
+	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo)
+}
+
+// A Traefik on a machine where nothing at all can be written serves, sessions too, and
+// takes a new configuration.
+func TestReadOnlyTraefik(t *testing.T) {
+	dir := t.TempDir()
+	script := filepath.Join(dir, "traefik")
+	text := fmt.Sprintf("#!/bin/sh\nexec unshare --mount sh -c 'for m in $(cut -d\" \" -f2 /proc/self/mounts); do mount -o remount,bind,ro \"$m\" 2>/dev/null; done\n"+
+		"for d in . /tmp /var/tmp \"$HOME\" %s; do ! touch \"$d/written\" 2>/dev/null || { echo \"$d can be written\"; exit 1; }; done\nexec %s \"$@\"' sh \"$@\"\n", dir, traefik.Binary(t))
+	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(script, "version").CombinedOutput(); err != nil {
+		t.Skipf("no namespaces of mounts here, or not for all of them: %v %s", err, out)
+	}
+	t.Setenv("TRAEFIK", script)
+	a := newServer(t)
+	r := Route{Name: "r", Upstreams: []string{a.Addr}, Hold: time.Second, Traefik: "sticky: true\n", Service: stickyCookie}
+	e := startTraefik(t, r)
+	awaitUp(t, e, a.Addr)
+	ask(t, e.URL("r"), callBody(`"x"`))
+	id := openSession(t, e.URL("r"))
+	r.Hold = 2 * time.Second
+	e.Reload(t, r)
+	if status := callIn(e.URL("r"), id, `"y"`); status != http.StatusOK || a.Runs()[`"y"`] != 1 {
+		t.Errorf("a call in a session: status %d", status)
 	}
 }
 

@@ -134,6 +134,20 @@ func (tr *Traefik) awaitRouters(t testing.TB) {
 	await(t, 10*time.Second, "routers known", func() bool { return strings.Contains(tr.config(t), "@file") })
 }
 
+// Command is Traefik with the plugin, this configuration of the file provider and one
+// entry point at web, for who starts it in a place of its own.
+func Command(t testing.TB, web, dynamic string) *exec.Cmd {
+	t.Helper()
+	tr := &Traefik{dir: t.TempDir()}
+	tr.install(t, nil)
+	tr.write(t, dynamic)
+	cmd := exec.Command(Binary(t), "--entrypoints.web.address="+web, "--providers.file.filename="+tr.file(),
+		"--global.checknewversion=false", "--global.sendanonymoususage=false",
+		"--experimental.localplugins.mcphealth.modulename="+module, "--experimental.abortonpluginfailure=true")
+	cmd.Dir = tr.dir
+	return cmd
+}
+
 // startWith runs Traefik with nothing but these flags, and the plugin.
 func startWith(t testing.TB, web, api int, flags []string) *Traefik {
 	t.Helper()
