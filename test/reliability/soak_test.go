@@ -73,7 +73,7 @@ type soak struct {
 	log    string // of executions
 	pair   []*e2e.Instance
 	solo   *e2e.Instance
-	legacy []*e2e.Instance // with sessions; Caddy only
+	legacy []*e2e.Instance // with sessions
 
 	url        string
 	proc       *e2e.Process
@@ -82,6 +82,7 @@ type soak struct {
 	drain      func(addr, action string)
 	states     func() map[string]string
 	metrics    func() string
+	prefix     string // of the names of our metrics
 
 	truth    map[string]fact
 	blows    []blow
@@ -124,7 +125,7 @@ func soakCaddy(t *testing.T, s *soak) {
 	s.goroutines = func() int { return c.Goroutines(t) }
 	s.reload = func(variant int) { c.Reload(t, site(variant)) }
 	s.drain = func(addr, action string) { c.Drain(t, addr, action) }
-	s.metrics = func() string { return c.Metrics(t) }
+	s.metrics, s.prefix = func() string { return c.Metrics(t) }, "caddy_mcp_health_"
 	s.states = func() map[string]string {
 		all := map[string]string{}
 		for addr, u := range c.Upstreams(t) {
@@ -135,29 +136,34 @@ func soakCaddy(t *testing.T, s *soak) {
 }
 
 func soakTraefik(t *testing.T, s *soak) {
-	s.legacy = nil
 	dynamic := func(variant int) string {
 		var b strings.Builder
 		b.WriteString("http:\n  middlewares:\n    status:\n      plugin:\n        mcphealth: {mode: fallback, paths: [/none], statusPath: /status}\n")
-		fmt.Fprintf(&b, "    mcp:\n      plugin:\n        mcphealth: {paths: [/mcp], interval: 1s, timeout: 1s, hold: 15s, retryAfter: %ds}\n", 1+variant%2)
-		b.WriteString("  routers:\n    status: {rule: Path(`/status`), service: noop@internal, middlewares: [status]}\n")
+		fmt.Fprintf(&b, "    mcp:\n      plugin:\n        mcphealth: {paths: [/mcp], interval: 1s, timeout: 1s, hold: 15s, retryAfter: %[1]ds}\n    sticky:\n      plugin:\n        mcphealth: {paths: [/mcp], interval: 1s, timeout: 1s, hold: 15s, retryAfter: %[1]ds, sticky: true}\n", 1+variant%2)
+		b.WriteString("  routers:\n    status: {rule: Path(`/status`), service: noop@internal, middlewares: [status]}\n    sessions: {rule: Host(`127.0.0.1`) && Path(`/mcp`), service: sessions, middlewares: [sticky]}\n")
 		for name, host := range hosts {
 			fmt.Fprintf(&b, "    %[1]s: {rule: Host(`%[2]s`), service: %[1]s, middlewares: [mcp]}\n    %[1]s-fallback: {rule: Host(`%[2]s`), priority: 1, service: noop@internal, middlewares: [mcp]}\n", name, host)
 		}
-		fmt.Fprintf(&b, "  services:\n    pair: {loadBalancer: {servers: [{url: 'http://%s'}, {url: 'http://%s'}]}}\n    solo: {loadBalancer: {servers: [{url: 'http://%s'}]}}\n", s.pair[0].Addr, s.pair[1].Addr, s.solo.Addr)
+		fmt.Fprintf(&b, "  services:\n    sessions: {loadBalancer: {sticky: {cookie: {name: stick}}, servers: [{url: 'http://%s'}, {url: 'http://%s'}]}}\n", s.legacy[0].Addr, s.legacy[1].Addr)
+		fmt.Fprintf(&b, "    pair: {loadBalancer: {servers: [{url: 'http://%s'}, {url: 'http://%s'}]}}\n    solo: {loadBalancer: {servers: [{url: 'http://%s'}]}}\n", s.pair[0].Addr, s.pair[1].Addr, s.solo.Addr)
 		return b.String()
 	}
 	e := traefikEdge{traefik.Start(t, traefik.Options{Dynamic: dynamic(0)})}
 	s.url, s.proc = e.Traefik.URL+"/mcp", e.Process
 	s.goroutines = func() int { return e.Goroutines(t) }
 	s.reload = func(variant int) { e.Traefik.Reload(t, dynamic(variant)) }
+	s.metrics, s.prefix = func() string { return fetch(t, e.Traefik.URL+"/status", "text/plain") }, "traefik_mcp_health_"
 	s.states = func() map[string]string {
 		all := map[string]string{}
-		for _, i := range append(s.pair, s.solo) {
+		for _, i := range s.servers() {
 			all[i.Addr], _ = e.State(t, i.Addr)
 		}
 		return all
 	}
+}
+
+func (s *soak) servers() []*e2e.Instance {
+	return append(append([]*e2e.Instance{s.solo}, s.pair...), s.legacy...)
 }
 
 func (s *soak) run(t *testing.T, lasts time.Duration) {
@@ -169,7 +175,7 @@ func (s *soak) run(t *testing.T, lasts time.Duration) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var sessions sessionLoad
-	for n := range 3 * min(1, len(s.legacy)) {
+	for n := range 3 {
 		sessions.wg.Go(func() { sessions.client(ctx, s.url, n) })
 	}
 	s.rest(t, 10*time.Second)
@@ -187,7 +193,7 @@ func (s *soak) run(t *testing.T, lasts time.Duration) {
 		t.Logf("%s: %v", name, r)
 		s.judge(t, name, r)
 	}
-	sessions.judge(t, len(s.legacy) > 0)
+	sessions.judge(t)
 	for message, n := range e2e.Executions(t, s.log) {
 		if n > 1 && message != "" {
 			t.Errorf("call %q was executed %d times", message, n)
@@ -204,7 +210,7 @@ func (s *soak) run(t *testing.T, lasts time.Duration) {
 
 // strike does one thing at random, and undoes it.
 func (s *soak) strike(t *testing.T) {
-	all := append(append([]*e2e.Instance{s.solo}, s.pair...), s.legacy...)
+	all := s.servers()
 	victim := all[s.rnd.IntN(len(all))]
 	pause := time.Duration(200+s.rnd.IntN(3800)) * time.Millisecond
 	if victim != s.solo && s.rnd.IntN(4) == 0 {
@@ -251,9 +257,7 @@ func (s *soak) rest(t *testing.T, d time.Duration) {
 		if wrong := s.wrong(); wrong != "" {
 			t.Errorf("%s (after %d blows)", wrong, len(s.blows))
 		}
-		if s.metrics != nil {
-			s.checkCounters(t)
-		}
+		s.checkCounters(t)
 		if !s.proc.Running() {
 			t.Fatalf("the proxy has ended")
 		}
@@ -291,7 +295,7 @@ func (s *soak) checkCounters(t *testing.T) {
 	for lines.Scan() {
 		name, value, ok := cutLast(lines.Text(), " ")
 		family, _, _ := strings.Cut(name, "{")
-		if !ok || !strings.HasPrefix(name, "caddy_mcp_health_") || !(strings.HasSuffix(family, "_total") || strings.HasSuffix(family, "_count") || strings.HasSuffix(family, "_bucket")) {
+		if !ok || !strings.HasPrefix(name, s.prefix) || !(strings.HasSuffix(family, "_total") || strings.HasSuffix(family, "_count") || strings.HasSuffix(family, "_bucket")) {
 			continue
 		}
 		v, err := strconv.ParseFloat(value, 64)
@@ -398,10 +402,7 @@ func shorten(s string) string {
 
 func (l *sessionLoad) note(f func()) { l.mu.Lock(); defer l.mu.Unlock(); f() }
 
-func (l *sessionLoad) judge(t *testing.T, wanted bool) {
-	if !wanted {
-		return
-	}
+func (l *sessionLoad) judge(t *testing.T) {
 	t.Logf("sessions: %d calls, lost %v", l.calls, slices.Sorted(maps.Keys(l.lost)))
 	for _, s := range l.stuck {
 		t.Error(s)
