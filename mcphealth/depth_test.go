@@ -403,7 +403,7 @@ func TestFresh(t *testing.T) {
 		}, "dead gateway_error"},
 		{"silence", func(_ http.ResponseWriter, a inquiry) bool {
 			if strings.HasPrefix(a.method, "mcphealth/") {
-				time.Sleep(500 * time.Millisecond)
+				time.Sleep(time.Second)
 			}
 			return strings.HasPrefix(a.method, "mcphealth/")
 		}, "dead timeout"},
