@@ -27,8 +27,9 @@ type probed struct {
 	upstream int
 }
 
-// probingRow is what checking 100, 1,000 and 10,000 upstreams costs, one Caddy after the
-// other, each with a backend of its own: processor time is counted per process.
+// probingRow is what checking 100, 1,000 and 10,000 upstreams costs. The Caddys run
+// at the same time, each with a backend of its own: processor time is counted per
+// process.
 func probingRow(out *bytes.Buffer) error {
 	lines := [][]string{{"upstreams, every 10 s", "checks", "of one core", "per probe", "memory per upstream: live, resident", "goroutines", "connections held", "probes/s", "dials/s", "bytes per probe"}}
 	for size := range strings.SplitSeq(*sizes, ",") {
@@ -66,47 +67,45 @@ func thousands(n int) string {
 	return s
 }
 
-func compareProbing(n int) (all []*probed, err error) {
-	for _, name := range []string{"native", "ours", "ours, `watch off`"} {
-		p := &probed{name: name, upstream: n}
-		if err := p.measure(); err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
-		all = append(all, p)
-	}
-	return all, nil
-}
+// probeInterval is that of all of them.
+const probeInterval = 10 * time.Second
 
-// measure takes the rounds, each an interval long, after two intervals.
-func (p *probed) measure() error {
-	defer p.stop()
-	if err := p.start(p.upstream); err != nil {
-		return err
+func compareProbing(n int) (all []*probed, err error) {
+	for _, p := range []*probed{{name: "native"}, {name: "ours"}, {name: "ours, `watch off`"}} {
+		p.upstream = n
+		if err := p.start(n); err != nil {
+			return nil, err
+		}
+		defer p.stop()
+		all = append(all, p)
 	}
 	time.Sleep(2*probeInterval + time.Second)
 	for range *rounds {
-		if err := p.begin(); err != nil {
-			return err
+		for _, p := range all {
+			if err := p.begin(); err != nil {
+				return nil, err
+			}
 		}
 		time.Sleep(probeInterval)
-		if err := p.end(); err != nil {
-			return err
+		for _, p := range all {
+			if err := p.end(); err != nil {
+				return nil, err
+			}
 		}
 	}
 	for range 5 { // the moment counts at which the fewest probes run
-		u, err := p.proc.usage()
-		if err != nil {
-			return err
-		}
-		if p.settled.live == 0 || u.live+u.stacks < p.settled.live+p.settled.stacks {
-			p.settled = u
+		for _, p := range all {
+			u, err := p.proc.usage()
+			if err != nil {
+				return nil, err
+			}
+			if p.settled.live == 0 || u.live+u.stacks < p.settled.live+p.settled.stacks {
+				p.settled = u
+			}
 		}
 	}
-	return nil
+	return all, nil
 }
-
-// probeInterval is that of both.
-const probeInterval = 10 * time.Second
 
 func (p *probed) site(n int) string {
 	switch p.name {
@@ -141,9 +140,7 @@ func (p *probed) stop() {
 	if p.proc != nil {
 		p.proc.stop()
 	}
-	if p.backend != nil {
-		p.backend.stop()
-	}
+	p.backend.stop()
 }
 
 // begin and end are one round.
