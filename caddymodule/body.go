@@ -387,10 +387,10 @@ func hasBody(r *http.Request) bool {
 	return r.Body != nil && r.Body != http.NoBody && r.ContentLength != 0
 }
 
-// mayRepeat reports whether net/http may be given the body again. It would take
-// an idempotency key as leave to repeat a request that was executed.
-func mayRepeat(r *http.Request) bool {
-	return r.Header["Idempotency-Key"] == nil && r.Header["X-Idempotency-Key"] == nil
+// mayRepeat reports whether net/http may be given the body of a request with this header
+// again. It would take an idempotency key as leave to repeat what was executed.
+func mayRepeat(h http.Header) bool {
+	return h["Idempotency-Key"] == nil && h["X-Idempotency-Key"] == nil
 }
 
 // addsKey reports whether a reverse proxy may itself give such a key to requests
@@ -401,7 +401,7 @@ func addsKey(h *headers.Handler) bool {
 	}
 	for _, fields := range []http.Header{h.Request.Add, h.Request.Set} {
 		for name := range fields {
-			if strings.Contains(name, "{") || !mayRepeat(&http.Request{Header: http.Header{http.CanonicalHeaderKey(name): {""}}}) {
+			if strings.Contains(name, "{") || !mayRepeat(http.Header{http.CanonicalHeaderKey(name): {""}}) {
 				return true
 			}
 		}

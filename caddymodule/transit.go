@@ -133,7 +133,7 @@ func (t *transit) chosen(r *http.Request, g *group) {
 	if t.body.early {
 		t.body.chosen()
 	}
-	if !g.speaksHTTP1() || g.keyed.Load() || !mayRepeat(r) {
+	if !g.speaksHTTP1() || g.keyed.Load() || !mayRepeat(r.Header) {
 		return
 	}
 	if t.gather(r, g) {
@@ -159,9 +159,9 @@ func (t *transit) chosen(r *http.Request, g *group) {
 }
 
 // gather takes a small body into memory before it is sent, as far as the proxy has not
-// done that, and reports whether it is there. For a reader that it does not know,
-// net/http writes the head of a request and then the body, each by itself; in one
-// write, which saves the proxy a system call and the upstream a wait.
+// done that, and reports whether it is there. Where net/http does not know the reader
+// of a body, it writes the head of the request by itself, and then the body; what is in
+// memory goes out with it, which saves the proxy a system call and the upstream a wait.
 //
 // Only for an upstream that is known to live, for a client may be slow to send, and
 // should hear of an outage meanwhile; and only over plain HTTP/1.1, where a failed

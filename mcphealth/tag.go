@@ -167,7 +167,8 @@ func isSessionID(id string) bool {
 	return id != ""
 }
 
-// SessionlessVersion is the first protocol version whose requests belong to no session.
+// SessionlessVersion is the first protocol version whose requests belong to no session,
+// 2026-07-28, which has no initialize (mcp-wire.md).
 const SessionlessVersion = modernVersion
 
 // HasSessions reports whether requests that carry this MCP-Protocol-Version may
