@@ -105,7 +105,7 @@ type Check struct {
 	// answers them is second choice. Default: false
 	RequireAuth *bool `json:"require_auth,omitempty"`
 
-	// Whether to keep the connection of the last good probe open, so that the end
+	// Whether to keep the connection of a good probe open, so that the end
 	// of the server is noticed at once. Default: true
 	Watch *bool `json:"watch,omitempty"`
 

@@ -72,12 +72,12 @@ type answer struct {
 	header  http.Header
 	kind    kind
 	msg     *message
-	text    string // of a text answer, or the beginning of a foreign one
-	otherID bool   // a JSON-RPC answer came, with another id
-	event   string // the name of the event in which it came, which clients ignore
-	target  string // Location of a redirect that was not followed
-	moved   int    // status of a redirect that was followed
-	at      string // the URL that answered; "" over a carrier
+	text    string   // of a text answer, or the beginning of a foreign one
+	otherID bool     // a JSON-RPC answer came, with another id
+	event   string   // the name of the event in which it came, which clients ignore
+	target  string   // Location of a redirect that was not followed
+	moved   int      // status of a redirect that was followed
+	at      *url.URL // that answered; nil over a carrier
 	took    time.Duration
 	read    int64 // bytes of the body
 }
@@ -101,7 +101,7 @@ func newID() string {
 func (q question) body(id string) []byte {
 	var b bytes.Buffer
 	b.Grow(384 + len(q.params)) // all of it, with a modern question's _meta
-	b.WriteString(`{"jsonrpc":"2.0","id":` + quote(id) + `,"method":` + quote(q.method))
+	b.WriteString(`{"jsonrpc":"2.0","id":"` + id + `","method":"` + q.method + `"`)
 	rest := q.params
 	if rest != "" || q.modern {
 		b.WriteString(`,"params":`)
@@ -131,10 +131,12 @@ func quote(s string) string {
 // request builds the POST of a question (MCP 2025-11-25 "Sending Messages to the
 // Server"; 2026-07-28 "HTTP headers").
 func (p *Prober) request(ctx context.Context, q question, id string, u *url.URL) (*http.Request, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, u.String(), bytes.NewReader(q.body(id)))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "", bytes.NewReader(q.body(id)))
 	if err != nil {
 		return nil, err
 	}
+	at := *u // for what is on the way to change
+	req.URL, req.Host = &at, u.Host
 	p.common(req)
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Accept", "application/json, text/event-stream")
@@ -184,7 +186,7 @@ func (p *Prober) ask(ctx context.Context, q question) answer {
 		a.moved = moved
 		u = to
 	}
-	a.at = u.String()
+	a.at = u
 	a.took = time.Since(start)
 	p.scrub(&a)
 	p.note(a)

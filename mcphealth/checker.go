@@ -131,11 +131,9 @@ func (c *Checker) Start() {
 
 // due has the next probe after wait.
 func (c *Checker) due(wait time.Duration) {
-	at := time.Now().Add(wait)
 	s := c.Snapshot()
-	s.Next = at
+	s.Next = c.sched.Scheduler.set(c.turn, time.Now().Add(wait))
 	c.snap.Store(s)
-	c.sched.Scheduler.set(c.turn, at)
 }
 
 // share is a random part of d.
@@ -379,10 +377,10 @@ func (c *Checker) conclude(r Result, start time.Time, why alarm, alone bool) {
 	changes, results := c.listeners()
 	c.mu.Unlock()
 
-	if c.sched.NoWatch {
-		c.p.hangUpLine()
-	} else if r.Verdict.Vote() > 0 {
+	if r.Verdict.Vote() > 0 && !c.sched.NoWatch {
 		c.p.watch(c.sched.Scheduler.Watch, func() { c.bringForward(ending) })
+	} else {
+		c.p.hangUpLine() // also a watched one: there are servers that serve one at a time
 	}
 	for i := 0; i < len(results); i++ {
 		results[i](r)

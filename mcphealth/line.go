@@ -21,8 +21,13 @@ const (
 	bigBuffer   = 2 << 10
 )
 
+// watchFor is how long one connection is watched before that of a newer probe takes its
+// place: 3 minutes, for load balancers forget idle ones after 4 (Azure) or 6 (AWS), and
+// an end on the far side of them would go unheard.
+const watchFor = 3 * time.Minute
+
 // Line is the way to one upstream. Each question dials afresh, which proves that
-// the server still accepts; the connection of the last one stays open, idle, so
+// the server still accepts; the connection of a good one stays open, idle, so
 // that its end tells of the server's death at once.
 type Line struct {
 	// Prepare, if set before the first question, may replace the request, to put
@@ -109,7 +114,7 @@ func (l *Line) Close() {
 func (l *Line) roundTrip(req *http.Request) (*http.Response, error) {
 	if l.foreign != nil {
 		req.Close = true
-	} else {
+	} else if l.watched() == nil {
 		l.hangUp()
 	}
 	return l.beside(req)
@@ -140,6 +145,17 @@ func (l *Line) send(req *http.Request) (*http.Response, error) {
 	return l.transport().RoundTrip(req)
 }
 
+// watched is the connection that is watched and goes on to be, beside those of plain
+// questions to come; nil: none.
+func (l *Line) watched() *watchedConn {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if w := l.conn; l.plain && w != nil && w.guarded && !w.ended && time.Since(w.born) < watchFor {
+		return w
+	}
+	return nil
+}
+
 // hangUp closes what is open and has no use any more.
 func (l *Line) hangUp() {
 	l.mu.Lock()
@@ -168,6 +184,10 @@ func (l *Line) watchIdle(by func(c net.Conn, ended func()) (stop func()), alarm 
 		return false
 	}
 	l.alarm = alarm
+	if w.guarded { // since an earlier probe
+		l.mu.Unlock()
+		return true
+	}
 	w.by = by
 	if w.taken { // it never was in a transport
 		l.mu.Unlock()
@@ -188,8 +208,13 @@ func (l *Line) watchIdle(by func(c net.Conn, ended func()) (stop func()), alarm 
 	return true
 }
 
-// rest keeps c, over which a plain line has had its answer, as the one to watch.
+// rest keeps c, over which a plain line has had its answer, as the one to watch, unless
+// one to the same address is.
 func (l *Line) rest(c net.Conn, born time.Time) {
+	if w := l.watched(); w != nil && w.c.RemoteAddr().String() == c.RemoteAddr().String() {
+		_ = c.Close()
+		return
+	}
 	w := &watchedConn{c: c, l: l, born: born, taken: true}
 	l.mu.Lock()
 	before := l.conn
@@ -240,6 +265,7 @@ type watchedConn struct {
 
 	// guarded by l.mu
 	ended   bool
+	guarded bool // its end is waited for
 	leaving bool // the transport's next Close leaves it open
 	taken   bool // it was left open
 	gone    bool // closed by letGo
@@ -303,6 +329,7 @@ func (w *watchedConn) guard() {
 	_ = w.c.SetDeadline(time.Time{})
 	w.l.mu.Lock()
 	gone, by := w.gone, w.by
+	w.guarded = !gone
 	w.l.mu.Unlock()
 	if gone {
 		return

@@ -84,7 +84,11 @@ func TestWatchedConnectionIsBare(t *testing.T) {
 			}
 			mu.Unlock()
 
-			// The next question goes over a fresh one, and this one ends in silence.
+			// The next question goes over a fresh one, and this one ends in silence: of a
+			// plain line, when it is old.
+			line.mu.Lock()
+			line.conn.born = line.conn.born.Add(-watchFor)
+			line.mu.Unlock()
 			if r := p.Probe(context.Background()); r.Verdict != Ready {
 				t.Fatalf("second Probe = %s %s (%s), want ready", r.Verdict, r.Reason, r.Detail)
 			}
@@ -108,4 +112,111 @@ func TestWatchedConnectionIsBare(t *testing.T) {
 			}
 		})
 	}
+}
+
+// sockets counts what a server has of connections.
+type sockets struct {
+	mu   sync.Mutex
+	open map[net.Conn]bool
+	all  int
+}
+
+func (n *sockets) note(c net.Conn, state http.ConnState) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch state {
+	case http.StateNew:
+		n.open[c] = true
+		n.all++
+	case http.StateClosed:
+		delete(n.open, c)
+	}
+}
+
+// settle waits until open connections are left of all that there were.
+func (n *sockets) settle(t *testing.T, when string, open, all int) {
+	t.Helper()
+	for i := 0; ; i++ {
+		n.mu.Lock()
+		o, a := len(n.open), n.all
+		n.mu.Unlock()
+		if o == open && a == all {
+			return
+		}
+		if i == 500 {
+			t.Fatalf("%s: %d connections open of %d, want %d of %d", when, o, a, open, all)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// A plain line goes on to watch the connection that it has, whatever the probes after it
+// dial, until one of them finds another address or nothing good.
+func TestPlainLineKeepsItsWatch(t *testing.T) {
+	var broken atomic.Bool
+	serve := func() (*httptest.Server, *sockets) {
+		n := &sockets{open: map[net.Conn]bool{}}
+		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			var m message
+			_ = json.NewDecoder(r.Body).Decode(&m)
+			if broken.Load() {
+				w.WriteHeader(http.StatusBadGateway)
+				return
+			}
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"supportedVersions":["2026-07-28"],"capabilities":{}}}`, m.ID)
+		}))
+		s.Config.ConnState = n.note
+		s.Start()
+		t.Cleanup(s.Close)
+		return s, n
+	}
+	first, atFirst := serve()
+	second, atSecond := serve()
+	var addr atomic.Value
+	addr.Store(first.Listener.Addr().String())
+	line := NewPlainLine(&http.Transport{DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return dialContext(ctx, network, addr.Load().(string))
+	}})
+	p, err := NewProber(Target{URL: first.URL}, line)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := NewChecker(p, Schedule{Interval: time.Hour, Fall: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	probes := make(chan Result, 9)
+	c.OnResult(func(r Result) { probes <- r })
+	probe := func(want Verdict) {
+		t.Helper()
+		c.Probe()
+		if r := <-probes; r.Verdict != want {
+			t.Fatalf("Probe = %s %s (%s), want %s", r.Verdict, r.Reason, r.Detail, want)
+		}
+	}
+
+	c.Start()
+	<-probes
+	atFirst.settle(t, "after the first probe", 1, 1)
+	probe(Ready)
+	probe(Ready)
+	atFirst.settle(t, "after two more", 1, 3)
+
+	addr.Store(second.Listener.Addr().String())
+	probe(Ready)
+	atFirst.settle(t, "its name leads elsewhere", 0, 3)
+	atSecond.settle(t, "its name leads here", 1, 1)
+
+	first.CloseClientConnections()
+	second.CloseClientConnections()
+	if r := <-probes; r.Verdict != Ready { // which the end has brought forward
+		t.Fatalf("after the end: %s %s", r.Verdict, r.Reason)
+	}
+	atSecond.settle(t, "after the end of the connection", 1, 2)
+
+	broken.Store(true)
+	probe(Dead)
+	atSecond.settle(t, "after a bad answer", 0, 3)
 }

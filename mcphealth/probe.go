@@ -522,7 +522,7 @@ func (p *Prober) Close(ctx context.Context) bool {
 	return p.closed
 }
 
-// watch has ended called once when the connection of the last probe ends. by may be
+// watch has ended called once when the connection that is watched ends. by may be
 // nil; see Scheduler.Watch.
 func (p *Prober) watch(by func(c net.Conn, ended func()) (stop func()), ended func()) {
 	p.mu.Lock()
@@ -530,7 +530,7 @@ func (p *Prober) watch(by func(c net.Conn, ended func()) (stop func()), ended fu
 	p.line.watchIdle(by, ended)
 }
 
-// hangUpLine closes the connection of the last probe.
+// hangUpLine closes the connection that was left open.
 func (p *Prober) hangUpLine() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

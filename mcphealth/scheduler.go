@@ -4,6 +4,7 @@ package mcphealth
 
 import (
 	"container/heap"
+	"math/rand"
 	"net"
 	"sync"
 	"time"
@@ -39,6 +40,8 @@ type Scheduler struct {
 	// give that up just before c is closed, or nil if it cannot watch this one.
 	Watch func(c net.Conn, ended func()) (stop func())
 
+	born time.Time // an hour ago at most: its moments are counted from then
+
 	mu      sync.Mutex
 	limits  Limits
 	queue   turns
@@ -52,7 +55,7 @@ type Scheduler struct {
 
 // NewScheduler makes a scheduler.
 func NewScheduler(l Limits) *Scheduler {
-	s := &Scheduler{}
+	s := &Scheduler{born: time.Now().Add(-time.Duration(rand.Int63n(int64(time.Hour))))}
 	s.SetLimits(l)
 	return s
 }
@@ -82,15 +85,16 @@ func newTurn(every time.Duration, run func() bool) *turn {
 	return &turn{at: -1, perHour: int64(time.Hour / every), run: run}
 }
 
-// set has t run when due, in place of when it was due before.
-func (s *Scheduler) set(t *turn, due time.Time) {
+// set has t run when due, or a little later, which it returns, in place of when it was
+// due before.
+func (s *Scheduler) set(t *turn, due time.Time) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !t.counted {
 		t.counted = true
 		s.perHour += t.perHour
 	}
-	t.due = due
+	t.due = s.together(due)
 	s.seq++
 	t.seq = s.seq
 	if t.at >= 0 {
@@ -99,6 +103,22 @@ func (s *Scheduler) set(t *turn, due time.Time) {
 		heap.Push(&s.queue, t)
 	}
 	s.arm()
+	return t.due
+}
+
+// together moves due, by less than a 64th of what is left until then, to a moment at
+// which others are due as well: many probes in a row cost half of what they cost apart,
+// for what they need is in the processor's caches. Each scheduler has moments of its own,
+// so that many edges do not ask in step.
+func (s *Scheduler) together(due time.Time) time.Time {
+	step := time.Duration(1)
+	for wait := time.Until(due); step*128 < wait; {
+		step *= 2
+	}
+	if late := due.Sub(s.born) % step; late > 0 {
+		return due.Add(step - late)
+	}
+	return due
 }
 
 // hasten has t run when due, if it waits for later.

@@ -182,6 +182,33 @@ func TestAllLostAndBack(t *testing.T) {
 	})
 }
 
+// Probes that are due at nearly the same time begin together, and late by little.
+func TestDueTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const size = 1000
+		n := &town{took: time.Millisecond}
+		all := n.populate(t, size, Schedule{Scheduler: NewScheduler(Limits{})})
+		time.Sleep(time.Minute)
+		n.forget()
+		due := all[0].Snapshot().Next
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		moments := map[time.Time]bool{}
+		for _, at := range n.asked {
+			moments[at] = true
+		}
+		if most := int(time.Minute/(128*time.Millisecond)) + 1; len(moments) > most {
+			t.Errorf("%d probes began at %d moments of a minute, want at most %d", len(n.asked), len(moments), most)
+		}
+		if got, want := len(n.asked), 6*size; got < want || got > want*11/10 {
+			t.Errorf("%d probes in a minute, want %d, or up to a tenth more", got, want)
+		}
+		if at := n.by["u0.test"][0]; !at.Equal(due) {
+			t.Errorf("the first began %v after the snapshot's Next", at.Sub(due))
+		}
+	})
+}
+
 // Many edges lose one upstream in one instant. The longer it is away the less they ask
 // in step, so that it does not come back to all of them at once.
 func TestBackOffOutOfStep(t *testing.T) {

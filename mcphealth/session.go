@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"net/url"
 	"time"
 )
 
@@ -13,10 +14,10 @@ import (
 // and process, pinged, renewed when lost, ended by Close.
 type session struct {
 	open    bool
-	id      string // "" where the server hands out none
-	version string // as negotiated
-	at      string // the URL where it was opened, and is to be ended
-	renewed int    // probes in a row that had to renew it
+	id      string   // "" where the server hands out none
+	version string   // as negotiated
+	at      *url.URL // where it was opened, and is to be ended
+	renewed int      // probes in a row that had to renew it
 
 	fails   int // initializes that failed in a row
 	next    time.Time
@@ -208,7 +209,7 @@ func (p *Prober) end(ctx context.Context, s session) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), wait)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodDelete, s.at, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodDelete, s.at.String(), nil)
 	if err != nil {
 		return
 	}
