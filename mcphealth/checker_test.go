@@ -258,6 +258,12 @@ func TestHungUpstreamFallsInTime(t *testing.T) {
 		hung := time.Now()
 		b.set("hang")
 		c.Sent() // one request that gets no answer
+		for c.Tier() == TierUp {
+			time.Sleep(100 * time.Millisecond)
+		}
+		if got := time.Since(hung); c.Tier() != TierSuspect || got > 2*time.Second+100*time.Millisecond {
+			t.Errorf("tier %d after %v, want second choice after two fast intervals", c.Tier(), got)
+		}
 		for c.Tier() != TierDown {
 			time.Sleep(100 * time.Millisecond)
 		}
@@ -266,6 +272,23 @@ func TestHungUpstreamFallsInTime(t *testing.T) {
 			t.Errorf("out after %v, want fall × timeout + fast = 11 s", got)
 		}
 		wantState(t, c, Down, Timeout)
+	})
+}
+
+// A server that takes its time over a call, and answers probes meanwhile, stays first
+// choice.
+func TestSlowCallIsNoHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.checker(t, Schedule{})
+		time.Sleep(time.Minute)
+		c.Sent()
+		for range 600 {
+			time.Sleep(100 * time.Millisecond)
+			if got := c.Tier(); got != TierUp {
+				t.Fatalf("tier %d, want up", got)
+			}
+		}
 	})
 }
 

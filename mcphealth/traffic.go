@@ -6,7 +6,8 @@ import "time"
 
 // Sent notes that a request went out to the upstream. Each is followed by one of
 // Answered, Settled and Failed. If nothing comes back to any of them for the fast
-// interval, the upstream is asked at once.
+// interval, the upstream is asked at once; if nothing comes back to that either for
+// another one, others are preferred until the probe ends.
 func (c *Checker) Sent() {
 	c.waiting.Add(1)
 	if c.watching.Load() || !c.watching.CompareAndSwap(false, true) {
@@ -22,14 +23,31 @@ func (c *Checker) listen(since int64) {
 	if c.waiting.Load() <= 0 || c.isClosed() {
 		return
 	}
-	if c.lastSign.Load() < since && int64(c.Snapshot().LastAt.Sub(c.born)) < since {
+	if c.silentSince(since) {
 		c.bringForward(silence)
+		time.AfterFunc(c.sched.Fast, func() { c.listenOn(since) })
 		return
 	}
 	if c.watching.CompareAndSwap(false, true) {
 		now := c.clock()
 		time.AfterFunc(c.sched.Fast, func() { c.listen(now) })
 	}
+}
+
+// listenOn is the end of a second one, in which a probe was under way as well. One that
+// had to wait for its turn proves nothing yet.
+func (c *Checker) listenOn(since int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	asking := c.running && c.Snapshot().LastAt.Before(c.last)
+	if asking && time.Since(c.last) >= c.sched.Fast/2 && c.waiting.Load() > 0 && c.silentSince(since) {
+		c.suspect()
+	}
+}
+
+// silentSince reports whether neither a request nor a probe has ended since then.
+func (c *Checker) silentSince(since int64) bool {
+	return c.lastSign.Load() < since && int64(c.Snapshot().LastAt.Sub(c.born)) < since
 }
 
 // Answered notes that a real JSON-RPC answer came back to a request that carried

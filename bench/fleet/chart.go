@@ -23,8 +23,8 @@ type point struct{ x, y float64 }
 // colors and dashes tell lines apart, also in print and for the color-blind (Okabe and
 // Ito, "Color Universal Design").
 var (
-	colors = []string{"#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00"}
-	dashes = []string{"", "8 4", "2 3", "10 3 2 3", "5 5"}
+	colors = []string{"#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#000000", "#999999"}
+	dashes = []string{"", "8 4", "2 3", "10 3 2 3", "5 5", "1 5", "14 4", "3 8"}
 )
 
 const (

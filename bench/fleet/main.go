@@ -40,6 +40,9 @@ var settings = []setting{
 	{name: "probe_budget 2/s, no traffic", budget: 2},
 	{name: "probe_budget 2/s, traffic", budget: 2, traffic: true},
 	{name: "share, no traffic", share: true},
+	{name: "share, traffic", share: true, traffic: true},
+	{name: "share, probe_budget 2/s, no traffic", share: true, budget: 2},
+	{name: "share, probe_budget 2/s, traffic", share: true, budget: 2, traffic: true},
 }
 
 // floor is the least time between two probes of one upstream by one of so many edges.

@@ -17,7 +17,10 @@ import (
 const (
 	interval = 10 * time.Second
 	latency  = 2 * time.Millisecond // of an answer
-	leased   = interval + interval/5
+
+	// As caddymodule/share.go has them.
+	leased     = interval + interval/5
+	alarmLease = time.Second
 
 	// What mcphealth.Limits has by default.
 	leastCeiling = 1000
@@ -43,11 +46,14 @@ type upstream struct {
 	starts []time.Time // of probes, if they are to be kept
 	keep   bool
 
-	lease struct { // of the store
-		sync.Mutex
-		holder int
-		until  time.Time
-	}
+	regular, alarm lease // of the store
+}
+
+// lease is the right to probe, as a store keeps it.
+type lease struct {
+	mu     sync.Mutex
+	holder int
+	until  time.Time
 }
 
 // RoundTrip answers as a server of 2026-07-28 does.
@@ -79,15 +85,15 @@ func (u *upstream) note() {
 	}
 }
 
-// permit is the lease as a store keeps it.
-func (u *upstream) permit(edge int) time.Duration {
-	u.lease.Lock()
-	defer u.lease.Unlock()
+// take is 0 for the edge that has the lease now, and how long others have to wait.
+func (l *lease) take(edge int, length time.Duration) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	now := time.Now()
-	if left := u.lease.until.Sub(now); left > 0 && u.lease.holder != edge {
+	if left := l.until.Sub(now); left > 0 && l.holder != edge {
 		return left + left/10
 	}
-	u.lease.holder, u.lease.until = edge, now.Add(leased)
+	l.holder, l.until = edge, now.Add(length)
 	return 0
 }
 
@@ -212,9 +218,9 @@ func schedule(s setting, u *upstream, edge, edges int, scheduler *mcphealth.Sche
 	if s.share {
 		sched.Lease = func(urgent bool) time.Duration {
 			if urgent {
-				return 0
+				return u.alarm.take(edge, alarmLease)
 			}
-			return u.permit(edge)
+			return u.regular.take(edge, leased)
 		}
 	}
 	return sched

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sort"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -75,32 +76,53 @@ func TestOverhead(t *testing.T) {
 	if file == "" {
 		t.Skip("set MCPHEALTH_OVERHEAD to docs/benchmarks.md")
 	}
-	const rounds, each = 7, 2 * time.Second
+	const rounds, each = 15, 2 * time.Second
 	stateless := e2e.Get(t, "go-sdk-v1.8.0-stateless-json").Start(t, e2e.FreePort(t))
 	stateful := e2e.Get(t, "go-sdk-v1.8.0-json").Start(t, e2e.FreePort(t))
 	all := sides(stateless.Addr, stateful.Addr)
 	traefiks := make([]*Traefik, len(all))
 	rates := make([][]float64, len(all))
+	work := make([][]float64, len(all)) // the proxy's processor time per call, µs
 	for i, s := range all {
 		traefiks[i] = Start(t, s.options)
 		await(t, 10*time.Second, "served", func() bool { status, _ := post(t, traefiks[i].URL+"/mcp"); return status < 500 && status != 404 })
 	}
 	for range rounds {
 		for i, s := range all {
-			rates[i] = append(rates[i], rate(t, traefiks[i], s.sessions, each))
+			before := cpu(t, traefiks[i].PID())
+			r := rate(t, traefiks[i], s.sessions, each)
+			rates[i] = append(rates[i], r)
+			work[i] = append(work[i], float64((cpu(t, traefiks[i].PID())-before).Microseconds())/(r*each.Seconds()))
 		}
 	}
 	var b strings.Builder
-	b.WriteString("| | requests/s | of no plugin | of a plugin that does nothing |\n|---|---|---|---|\n")
+	b.WriteString("| | requests/s | of no plugin | of a plugin that does nothing | Traefik's processor time per call | of a plugin that does nothing |\n|---|---|---|---|---|---|\n")
 	first := 0 // without a plugin, of the same load
 	for i, s := range all {
 		if i > 0 && s.sessions != all[i-1].sessions {
 			first = i
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", s.name, spread(rates[i], nil, "%.0f"), spread(rates[i], rates[first], "%.2f"), spread(rates[i], rates[first+1], "%.2f"))
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s µs | %s |\n", s.name, spread(rates[i], nil, "%.0f"), spread(rates[i], rates[first], "%.2f"), spread(rates[i], rates[first+1], "%.2f"),
+			spread(work[i], nil, "%.0f"), spread(work[i], work[first+1], "%.2f"))
 	}
 	t.Log("\n" + b.String())
 	replaceTable(t, file, "traefik-overhead", b.String())
+}
+
+// cpu is the processor time that a process has used.
+func cpu(t *testing.T, pid int) time.Duration {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields := strings.Fields(string(b[strings.LastIndex(string(b), ") "):]))
+	user, err1 := strconv.Atoi(fields[12])
+	system, err2 := strconv.Atoi(fields[13])
+	if err1 != nil || err2 != nil {
+		t.Fatalf("/proc/%d/stat: %q", pid, b)
+	}
+	return time.Duration(user+system) * time.Second / 100 // sysconf(_SC_CLK_TCK), on every Linux that Go knows
 }
 
 // rate is how many calls of 8 clients are answered in a second.
