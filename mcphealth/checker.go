@@ -523,16 +523,17 @@ func (c *Checker) doubtAll() {
 	}
 }
 
-// pause is the interval, less up to 10 % so that edges do not probe in step; the
+// pause is the interval, less up to 10 % so that edges do not probe in step, of which
+// the scheduler may take back its slack; the
 // first is spread by the target's name, so that neighbours do not either.
 func (c *Checker) pause() time.Duration {
 	d := c.sched.Interval
 	if c.Snapshot().Probes <= 1 && c.skipped == 0 {
 		h := fnv.New32a()
 		_, _ = h.Write([]byte(c.p.target.URL))
-		return d/2 + time.Duration(h.Sum32()%1000)*(d/2000)
+		return d/2 + time.Duration(h.Sum32()%1000)*((d/2-d/slack)/1000)
 	}
-	return d - time.Duration(rand.Intn(100))*(d/1000)
+	return d - d/slack - c.share(d/10-d/slack)
 }
 
 // backOff grows from the fast interval to the full one: an upstream that has
