@@ -67,7 +67,7 @@ type ticket struct {
 // owned is a session whose owner is up, with what its requests need ready. It is never
 // changed.
 type owned struct {
-	path   string   // on which it was met
+	on     string   // the method and the path of calls that it was met with
 	id     []string // as the server has it
 	cookie []string
 	t      *ticket
@@ -99,8 +99,9 @@ func (k *keeper) stick(r *route) error {
 }
 
 // entry is where requests come in. Most go on at once, all in one function and with what
-// they need at hand, for each interpreted call costs: calls in sessions whose owner is
-// up, and those of no session while they may go anywhere. A websocket is no POST.
+// they need at hand, for in Yaegi each expression costs: calls in sessions whose owner is
+// up, and those of no session while they may go anywhere; what brings a cookie does not.
+// A websocket is no POST. The header is what clients sent again when the call is over.
 func (s *sticky) entry() http.Handler {
 	next := s.route.b.handler
 	known := s.known
@@ -119,14 +120,13 @@ func (s *sticky) entry() http.Handler {
 		} else if ids := h[sessionField]; len(ids) == 1 {
 			if found, ok := known.Load(ids[0]); ok {
 				o := found.(*owned)
-				if req.Method == http.MethodPost && req.URL.Path == o.path {
-					to := h.Clone()
-					to[sessionField] = o.id
-					to["Cookie"] = o.cookie
-					req.Header = to
+				if req.Method+req.URL.Path == o.on {
+					h[sessionField] = o.id
+					h["Cookie"] = o.cookie
 					var w http.ResponseWriter = &stamp{ResponseWriter: rw, t: o.t}
 					next.ServeHTTP(w, req)
-					req.Header = h
+					h[sessionField] = ids
+					delete(h, "Cookie")
 					return
 				}
 			}
@@ -139,7 +139,7 @@ func (s *sticky) entry() http.Handler {
 // for the same path, go on at once.
 func (s *sticky) learn(path string, t *ticket, i int, now *standing) {
 	value := s.names.value[i]
-	o := &owned{path: path, id: []string{t.id}, cookie: []string{s.names.cookie + "=" + value}}
+	o := &owned{on: http.MethodPost + path, id: []string{t.id}, cookie: []string{s.names.cookie + "=" + value}}
 	o.t = &ticket{method: t.method, given: t.given, again: []string{t.given}, id: t.id, owner: t.owner, pinned: true, chosen: value, by: s.names}
 	if _, ok := s.known.LoadOrStore(t.given, o); !ok && s.n.Add(1) > maxKnown {
 		s.n.Add(-1)
@@ -401,11 +401,13 @@ func (w *stamp) WriteHeader(status int) {
 	rw := w.ResponseWriter
 	h := rw.Header()
 	ids := h[sessionField]
-	if len(ids) != 1 || ids[0] != w.t.id || len(h["Set-Cookie"]) > 0 {
+	if len(ids) > 1 || len(ids) == 1 && ids[0] != w.t.id || len(h["Set-Cookie"]) > 0 || status >= http.StatusBadRequest {
 		w.begin(h, status)
 		return
 	}
-	h[sessionField] = w.t.again
+	if len(ids) == 1 {
+		h[sessionField] = w.t.again
+	}
 	rw.WriteHeader(status)
 	if len(h["Content-Length"]) > 0 {
 		w.plain = true

@@ -73,6 +73,9 @@ func stickyOf(servers ...*mcpServer) *stickyBalancer {
 			case req.Header.Get("X-Echo") != "":
 				rw.Header().Set(sessionField, id)
 			}
+			if own := req.Header.Get("X-Cookie"); own != "" {
+				rw.Header().Add("Set-Cookie", own)
+			}
 			if id != "" && !strings.HasPrefix(id, name) {
 				rw.WriteHeader(http.StatusNotFound)
 			}
@@ -130,6 +133,16 @@ func TestStickySessions(t *testing.T) {
 		}
 		if rec := ask(h, "call", sessionField, id, "X-Echo", "1"); rec.Header().Get(sessionField) != id {
 			t.Errorf("a repeated id: %q, want the client's %q", rec.Header().Get(sessionField), id)
+		}
+		rec := ask(h, "call", sessionField, id, "X-Echo", "1", "X-Cookie", "own=1")
+		if got := rec.Header().Get(sessionField); got != id || rec.Header().Get("Set-Cookie") != "own=1" {
+			t.Errorf("a repeated id beside the server's own cookie: %q and %q, want the client's %q", got, rec.Header().Get("Set-Cookie"), id)
+		}
+		req := httptest.NewRequest(http.MethodPost, "/mcp", strings.NewReader("call"))
+		req.Header.Set(sessionField, id)
+		h.ServeHTTP(httptest.NewRecorder(), req)
+		if len(req.Header) != 1 || req.Header.Get(sessionField) != id {
+			t.Errorf("after a call its header is %v, want it as it came", req.Header)
 		}
 	}
 	if len(owners) != 2 {
