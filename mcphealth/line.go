@@ -42,11 +42,15 @@ type Line struct {
 	plain   bool              // a question needs none
 	foreign http.RoundTripper // anything else; it may reuse connections, and is not watched
 
-	own *http.Transport // of the probe that runs, or the last if it still has the connection
+	own     *http.Transport // of the probe that runs, or the last if it still has the connection
+	crowded bool            // the last probe failed beside a watched connection
+	single  bool            // and the one after it, without, did not: nothing is kept beside a question
 
 	mu    sync.Mutex
-	conn  *watchedConn // the last one dialled
-	alarm func()       // called once, when conn ends while idle
+	conn  *watchedConn  // the last one dialled, or the one that is watched
+	alarm func()        // called once, when conn ends while idle
+	lived time.Duration // how old the watched one was when the other side ended it, until a probe tells why
+	least time.Duration // the least of them after which the server was well: it hangs up on idle ones; 0: none
 }
 
 // NewLine makes a line that goes as t does, with its dialer, TLS settings and
@@ -106,8 +110,17 @@ func (l *Line) Close() {
 	l.hangUp()
 	l.own = nil
 	if w != nil {
-		_ = w.c.Close()
+		_ = w.close()
 	}
+}
+
+// fail is Close after a probe that found nothing good.
+func (l *Line) fail() {
+	l.crowded = l.watched() != nil
+	l.Close()
+	l.mu.Lock()
+	l.lived = 0
+	l.mu.Unlock()
 }
 
 // roundTrip sends one request over a fresh connection.
@@ -150,10 +163,15 @@ func (l *Line) send(req *http.Request) (*http.Response, error) {
 func (l *Line) watched() *watchedConn {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if w := l.conn; l.plain && w != nil && w.guarded && !w.ended && time.Since(w.born) < watchFor {
-		return w
+	w := l.conn
+	if !l.plain || l.single || w == nil || !w.guarded || w.ended {
+		return nil
 	}
-	return nil
+	age := time.Since(w.born)
+	if age >= watchFor || l.least > 0 && age >= l.least-l.least/4 {
+		return nil
+	}
+	return w
 }
 
 // hangUp closes what is open and has no use any more.
@@ -177,7 +195,13 @@ func (l *Line) hangUp() {
 // transport still has a use for stays there and is watched in its hands. Without an
 // open connection there is nothing to watch, and watchIdle reports false.
 func (l *Line) watchIdle(by func(c net.Conn, ended func()) (stop func()), alarm func()) bool {
+	l.single = l.single || l.crowded
+	l.crowded = false
 	l.mu.Lock()
+	if l.lived > 0 && (l.least == 0 || l.lived < l.least) {
+		l.least = l.lived
+	}
+	l.lived = 0
 	w := l.conn
 	if w == nil || w.ended {
 		l.mu.Unlock()
@@ -215,7 +239,11 @@ func (l *Line) rest(c net.Conn, born time.Time) {
 		_ = c.Close()
 		return
 	}
-	w := &watchedConn{c: c, l: l, born: born, taken: true}
+	l.replace(&watchedConn{c: c, l: l, born: born, taken: true})
+}
+
+// replace makes w the connection of the line, in place of one that may be watched.
+func (l *Line) replace(w *watchedConn) {
 	l.mu.Lock()
 	before := l.conn
 	l.conn = w
@@ -234,6 +262,9 @@ func (l *Line) ended(w *watchedConn) {
 	if l.conn == w {
 		alarm = l.alarm
 		l.alarm = nil
+		if w.guarded {
+			l.lived = time.Since(w.born)
+		}
 	}
 	l.mu.Unlock()
 	if other && l.Ended != nil {
@@ -246,9 +277,7 @@ func (l *Line) ended(w *watchedConn) {
 
 func (l *Line) watch(c net.Conn) net.Conn {
 	w := &watchedConn{c: c, l: l, born: time.Now()}
-	l.mu.Lock()
-	l.conn = w
-	l.mu.Unlock()
+	l.replace(w)
 	var conn net.Conn = w // Yaegi wraps an own type only through a variable of the interface
 	return conn
 }
@@ -319,6 +348,13 @@ func (w *watchedConn) Close() error {
 		}
 		return w.c.SetReadDeadline(longAgo) // the Read that ends by it goes on to guard
 	}
+	w.l.mu.Unlock()
+	return w.close()
+}
+
+// close ends the connection, which is no news to the line.
+func (w *watchedConn) close() error {
+	w.l.mu.Lock()
 	w.ended = true
 	w.l.mu.Unlock()
 	return w.c.Close()

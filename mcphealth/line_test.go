@@ -1,16 +1,23 @@
 package mcphealth
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
+	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -219,4 +226,151 @@ func TestPlainLineKeepsItsWatch(t *testing.T) {
 	broken.Store(true)
 	probe(Dead)
 	atSecond.settle(t, "after a bad answer", 0, 3)
+}
+
+// counter is a server on pipes, that counts those which are open.
+type counter struct {
+	single chan bool     // holds one while a connection is served, if one is served at a time
+	idle   time.Duration // after which it hangs up; 0: never
+
+	mu      sync.Mutex
+	open    int
+	hangups int
+}
+
+func (n *counter) dial(context.Context, string, string) (net.Conn, error) {
+	ours, theirs := net.Pipe()
+	n.add(1, 0)
+	go n.serve(theirs)
+	return ours, nil
+}
+
+func (n *counter) add(open, hangups int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.open += open
+	n.hangups += hangups
+}
+
+func (n *counter) serve(c net.Conn) {
+	defer n.add(-1, 0)
+	defer c.Close()
+	if n.single != nil {
+		n.single <- true
+		defer func() { <-n.single }()
+	}
+	for r := bufio.NewReader(c); ; {
+		if n.idle > 0 {
+			_ = c.SetReadDeadline(time.Now().Add(n.idle))
+		}
+		req, err := http.ReadRequest(r)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			n.add(0, 1)
+		}
+		if err != nil {
+			return
+		}
+		question, _ := io.ReadAll(req.Body)
+		body := strings.ReplaceAll(discovery.body, "$ID", RequestID(question).JSON())
+		fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	}
+}
+
+// probed has n probed over a plain line of t for a while, and returns what was found.
+func (n *counter) probed(t *testing.T, transport *http.Transport, d time.Duration) []Result {
+	t.Helper()
+	transport.DialContext = n.dial
+	p, err := NewProber(Target{URL: "http://upstream.test/mcp"}, NewPlainLine(transport))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := NewChecker(p, Schedule{Fall: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	var mu sync.Mutex
+	var all []Result
+	c.OnResult(func(r Result) { mu.Lock(); all = append(all, r); mu.Unlock() })
+	c.Start()
+	time.Sleep(d)
+	synctest.Wait()
+	mu.Lock()
+	defer mu.Unlock()
+	return all
+}
+
+// A plain line whose transport has bounds, or a proxy, of its own goes through that, and
+// leaves no more than one connection open either.
+func TestPlainLineThroughTransport(t *testing.T) {
+	for name, transport := range map[string]*http.Transport{
+		"bounds": {ResponseHeaderTimeout: time.Second},
+		"proxy":  {Proxy: http.ProxyURL(&url.URL{Scheme: "http", Host: "proxy.test:3128"})},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := &counter{}
+				n.probed(t, transport, 10*time.Minute+time.Second)
+				n.mu.Lock()
+				defer n.mu.Unlock()
+				if n.open != 1 {
+					t.Errorf("%d connections are open, want 1", n.open)
+				}
+			})
+		})
+	}
+}
+
+// A server that serves one connection at a time does not come to the next question while
+// one is watched. That is found out once.
+func TestWatchMakesRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &counter{single: make(chan bool, 1)}
+		bad := 0
+		for _, r := range n.probed(t, &http.Transport{}, 10*time.Minute) {
+			if r.Verdict != Ready {
+				bad++
+			}
+		}
+		if bad > 1 {
+			t.Errorf("%d probes found nothing good, want 1", bad)
+		}
+	})
+}
+
+// A server that hangs up on idle connections does so once: later ones are replaced
+// before.
+func TestWatchLearnsIdleTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &counter{idle: 75 * time.Second}
+		n.probed(t, &http.Transport{}, time.Hour)
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if n.hangups != 1 {
+			t.Errorf("the server hung up %d times, want once", n.hangups)
+		}
+	})
+}
+
+// That a line closes what a probe left behind is not the other side's doing.
+func TestOwnEndIsNoEnd(t *testing.T) {
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	s.EnableHTTP2 = true
+	s.StartTLS()
+	defer s.Close()
+	line := NewLine(&http.Transport{ForceAttemptHTTP2: true, TLSClientConfig: s.Client().Transport.(*http.Transport).TLSClientConfig.Clone()})
+	var ended atomic.Int32
+	line.Ended = func(string, time.Time) { ended.Add(1) }
+	p, err := NewProber(Target{URL: s.URL, Timeout: 200 * time.Millisecond}, line)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := p.Probe(context.Background()); r.Reason != Timeout {
+		t.Fatalf("Probe = %s %s (%s), want timeout", r.Verdict, r.Reason, r.Detail)
+	}
+	p.hangUpLine()
+	time.Sleep(50 * time.Millisecond)
+	if n := ended.Load(); n != 0 {
+		t.Errorf("the other side ended %d connections, want none", n)
+	}
 }

@@ -530,9 +530,10 @@ func (p *Prober) watch(by func(c net.Conn, ended func()) (stop func()), ended fu
 	p.line.watchIdle(by, ended)
 }
 
-// hangUpLine closes the connection that was left open.
+// hangUpLine closes the connection that was left open, after a probe that found nothing
+// good.
 func (p *Prober) hangUpLine() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.line.Close()
+	p.line.fail()
 }
