@@ -57,7 +57,8 @@ type Checker struct {
 	started   bool
 	closed    bool
 	cancel    context.CancelFunc // ends the probe that runs, or ran last
-	last      time.Time          // when the last probe began
+	last      time.Time          // when the last probe began, or another edge had the lease for it
+	asked     time.Time          // when the one that is under way began; zero: none is
 	paused    bool
 	drained   bool // Drain
 	running   bool
@@ -334,6 +335,9 @@ func (c *Checker) run() bool {
 			return false
 		}
 	}
+	c.mu.Lock()
+	c.asked = time.Now()
+	c.mu.Unlock()
 	c.conclude(c.ask(ctx), start, why, alone)
 	return true
 }
@@ -363,6 +367,7 @@ func (c *Checker) ask(ctx context.Context) (r Result) {
 // conclude counts a result, plans the next probe and tells the listeners.
 func (c *Checker) conclude(r Result, start time.Time, why alarm, alone bool) {
 	c.mu.Lock()
+	c.asked = time.Time{}
 	if r.Reason == EndpointNotFound && c.opinions.lived {
 		r.Verdict, r.Reason = Dead, RouteAbsent // another edge had answers here
 	}

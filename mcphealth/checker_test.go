@@ -292,6 +292,25 @@ func TestSlowCallIsNoHang(t *testing.T) {
 	})
 }
 
+// A store of leases that takes its time is no silence of the upstream.
+func TestSlowLeaseIsNoHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.checker(t, Schedule{Fast: 200 * time.Millisecond, Lease: func(bool) time.Duration {
+			time.Sleep(500 * time.Millisecond)
+			return 0
+		}})
+		time.Sleep(time.Minute)
+		for range 600 {
+			c.Sent()
+			time.Sleep(100 * time.Millisecond)
+			if got := c.Tier(); got != TierUp {
+				t.Fatalf("tier %d, want up", got)
+			}
+		}
+	})
+}
+
 func TestComesBackFast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &bubble{mode: "refused"}
@@ -915,6 +934,19 @@ func TestTrafficDoesNotOutrankADefiniteAnswer(t *testing.T) {
 			c.Answered("")
 		}
 		wantState(t, c, Down, RouteAbsent)
+	})
+}
+
+// RFC 3986, 6.2.3: a port may be empty, in a URL. In a Host, servers that guard against
+// DNS rebinding do not know it.
+func TestHostWithoutPort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		b.checker(t, Schedule{}, func(t *Target) { t.URL = "http://upstream.test:/mcp" })
+		synctest.Wait()
+		if want := []string{"upstream.test"}; !slices.Equal(b.hosts, want) {
+			t.Errorf("Hosts %q, want %q", b.hosts, want)
+		}
 	})
 }
 

@@ -82,6 +82,7 @@ func NewProber(t Target, l *Line) (*Prober, error) {
 	if u.Path == "" {
 		u.Path = "/"
 	}
+	u.Host = strings.TrimSuffix(u.Host, ":") // RFC 3986, 6.2.3; servers that look at the Host do not
 	if l == nil {
 		l = lineTo(u)
 	}

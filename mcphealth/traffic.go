@@ -39,8 +39,8 @@ func (c *Checker) listen(since int64) {
 func (c *Checker) listenOn(since int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	asking := c.running && c.Snapshot().LastAt.Before(c.last)
-	if asking && time.Since(c.last) >= c.sched.Fast/2 && c.waiting.Load() > 0 && c.silentSince(since) {
+	asking := !c.asked.IsZero() && time.Since(c.asked) >= c.sched.Fast/2
+	if asking && c.waiting.Load() > 0 && c.silentSince(since) {
 		c.suspect()
 	}
 }
