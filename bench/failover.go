@@ -202,7 +202,7 @@ func failOne(f fault, c contender) (loss, error) {
 			time.Sleep(failoverEach * time.Duration(i) / failoverClients)
 			for {
 				start := time.Now()
-				err := call(client, listen)
+				err := call(client, listen, header)
 				mu.Lock()
 				l.total++
 				if err != nil {

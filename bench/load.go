@@ -21,10 +21,22 @@ var body = func() string {
 	return fmt.Sprintf(b, strings.Repeat("x", 1024-len(b)+2))
 }()
 
+// header is that of a call of 2026-07-28, and inSession that of one in a session.
 var header = map[string]string{
 	"Content-Type": "application/json", "Accept": "application/json, text/event-stream",
 	"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": "echo",
 }
+
+func inSession(id string) map[string]string {
+	return map[string]string{
+		"Content-Type": "application/json", "Accept": "application/json, text/event-stream",
+		"MCP-Protocol-Version": "2025-11-25", "Mcp-Session-Id": id,
+		"Mcp-Method": "tools/call", // by which our backend knows a call
+	}
+}
+
+// A load has clients call, and says how it went.
+type load func(addr string, header map[string]string, clients int, d time.Duration) (result, error)
 
 // result is one round.
 type result struct {
@@ -40,7 +52,7 @@ var (
 )
 
 // wrk has Debian's wrk make the load.
-func wrk(addr string, clients int, d time.Duration) (result, error) {
+func wrk(addr string, header map[string]string, clients int, d time.Duration) (result, error) {
 	f, err := os.CreateTemp("", "bench*.lua")
 	if err != nil {
 		return result{}, err
@@ -66,7 +78,7 @@ func wrk(addr string, clients int, d time.Duration) (result, error) {
 }
 
 // goLoad makes the load itself and checks every answer.
-func goLoad(addr string, clients int, d time.Duration) (result, error) {
+func goLoad(addr string, header map[string]string, clients int, d time.Duration) (result, error) {
 	var mu sync.Mutex
 	var took []time.Duration
 	failed := 0
@@ -80,7 +92,7 @@ func goLoad(addr string, clients int, d time.Duration) (result, error) {
 			bad := 0
 			for time.Now().Before(end) {
 				start := time.Now()
-				if err := call(client, addr); err != nil {
+				if err := call(client, addr, header); err != nil {
 					bad++
 				}
 				mine = append(mine, time.Since(start))
@@ -98,7 +110,7 @@ func goLoad(addr string, clients int, d time.Duration) (result, error) {
 	return result{perSecond: float64(len(took)) / d.Seconds(), p99: took[len(took)*99/100], failed: failed}, nil
 }
 
-func call(c *http.Client, addr string) error {
+func call(c *http.Client, addr string, header map[string]string) error {
 	req, err := http.NewRequest(http.MethodPost, "http://"+addr+"/mcp", strings.NewReader(body))
 	if err != nil {
 		return err

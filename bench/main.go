@@ -26,7 +26,6 @@ var (
 	rounds     = flag.Int("rounds", 7, "rounds per side; 5 or more for numbers that are published")
 	each       = flag.Duration("each", 4*time.Second, "length of a round")
 	clients    = flag.Int("clients", 32, "connections that make the load")
-	tool       = flag.String("load", "wrk", "what makes the load of row path: wrk, or go, which checks every answer")
 	sizes      = flag.String("upstreams", "100,1000,10000", "how many upstreams row probing has")
 	write      = flag.String("write", "", "a file whose sections <!-- bench ROW --> are replaced")
 	only       = flag.String("row", "", "comma-separated rows; default all")

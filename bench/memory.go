@@ -101,7 +101,7 @@ func sessionsRow(out *bytes.Buffer) error {
 	client := manyClients()
 	run := func(n int) error {
 		for range n {
-			if err := session(client, listen); err != nil {
+			if _, err := session(client, listen); err != nil {
 				return err
 			}
 		}
@@ -126,13 +126,12 @@ func sessionsRow(out *bytes.Buffer) error {
 	return nil
 }
 
-// session opens one and calls in it.
-func session(c *http.Client, listen string) error {
-	id := ""
+// session opens one, calls in it, and returns its id.
+func session(c *http.Client, listen string) (id string, err error) {
 	for _, m := range []string{`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"bench","version":"1"}}}`, body} {
 		req, err := http.NewRequest(http.MethodPost, "http://"+listen+"/mcp", strings.NewReader(m))
 		if err != nil {
-			return err
+			return "", err
 		}
 		req.Header.Set("Content-Type", "application/json")
 		req.Header.Set("Accept", "application/json, text/event-stream")
@@ -142,7 +141,7 @@ func session(c *http.Client, listen string) error {
 		}
 		resp, err := c.Do(req)
 		if err != nil {
-			return err
+			return "", err
 		}
 		b, _ := io.ReadAll(resp.Body)
 		_ = resp.Body.Close()
@@ -150,10 +149,10 @@ func session(c *http.Client, listen string) error {
 			id = resp.Header.Get("Mcp-Session-Id")
 		}
 		if resp.StatusCode != 200 || id == "" || !bytes.Contains(b, []byte(`"result"`)) {
-			return fmt.Errorf("session: %d %s", resp.StatusCode, b)
+			return "", fmt.Errorf("session: %d %s", resp.StatusCode, b)
 		}
 	}
-	return nil
+	return id, nil
 }
 
 const manyHeld = 10_000
@@ -187,7 +186,7 @@ func heldRow(out *bytes.Buffer) error {
 	var wg sync.WaitGroup
 	for range manyHeld {
 		wg.Go(func() {
-			if err := call(client, listen); err != nil {
+			if err := call(client, listen, header); err != nil {
 				failed.Add(1)
 			}
 			now := time.Now().UnixNano()
@@ -264,7 +263,7 @@ func minute(b *backend, listen string, load bool) (probes, calls int64, err erro
 					return
 				case <-time.After(20 * time.Millisecond):
 				}
-				_ = call(client, listen)
+				_ = call(client, listen, header)
 			}
 		})
 	}

@@ -3,12 +3,14 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"net/http"
 	"time"
 )
 
 // side is one of those that are compared.
 type side struct {
 	name, addr string
+	header     map[string]string
 	perSecond  spread
 	p99        spread // ms
 	cpu        spread // of the proxy, µs per request
@@ -47,22 +49,27 @@ const (
 func pathRow(out *bytes.Buffer) error {
 	head := []string{"answer to a POST of 1 KiB", "no checks, req/s", "native checks, req/s", "ours, req/s", "ours ÷ native", "ours ÷ no checks", "p99, ours ÷ native", "CPU of the proxy per call: native, ours", "ours ÷ native"}
 	lines := [][]string{head}
-	for _, kind := range []struct{ name, backend string }{
-		{"small JSON", "json"}, {"small JSON, as one event", "sse"}, {"JSON of 1 MiB", "large"},
-		{fmt.Sprintf("stream of %d events", events), "events"}, {"small JSON after 20 ms of work", "slow"},
+	for _, k := range []kind{
+		{name: "small JSON", backend: "json", load: wrk},
+		{name: "small JSON, in a session", backend: "json", load: wrk, session: true},
+		{name: "small JSON, by a Go client that checks each answer", backend: "json", load: goLoad},
+		{name: "small JSON, as one event", backend: "sse", load: wrk},
+		{name: "JSON of 1 MiB", backend: "large", load: wrk},
+		{name: fmt.Sprintf("stream of %d events", events), backend: "events", load: wrk},
+		{name: "small JSON after 20 ms of work", backend: "slow", load: wrk},
 	} {
-		sides, err := comparePath(kind.backend)
+		sides, err := comparePath(k)
 		if err != nil {
 			return err
 		}
 		plain, native, ours := sides[0], sides[1], sides[2]
-		cells := []string{kind.name, plain.perSecond.show("%.0f"), native.perSecond.show("%.0f"), ours.perSecond.show("%.0f"),
+		cells := []string{k.name, plain.perSecond.show("%.0f"), native.perSecond.show("%.0f"), ours.perSecond.show("%.0f"),
 			ours.perSecond.over(native.perSecond).show("%.3f"), ours.perSecond.over(plain.perSecond).show("%.3f"), ours.p99.over(native.p99).show("%.3f"),
 			fmt.Sprintf("%.0f µs, %.0f µs", native.cpu.median(), ours.cpu.median()), ours.cpu.over(native.cpu).show("%.3f")}
 		lines = append(lines, cells)
 		for _, s := range sides {
 			if s.failed > 0 {
-				return fmt.Errorf("%s, %s: %d requests failed", kind.name, s.name, s.failed)
+				return fmt.Errorf("%s, %s: %d requests failed", k.name, s.name, s.failed)
 			}
 		}
 	}
@@ -70,8 +77,15 @@ func pathRow(out *bytes.Buffer) error {
 	return nil
 }
 
-func comparePath(kind string) ([]*side, error) {
-	b, err := startBackend(kind)
+// kind is what is called, and how.
+type kind struct {
+	name, backend string
+	load          load
+	session       bool // one for all clients of a side
+}
+
+func comparePath(k kind) ([]*side, error) {
+	b, err := startBackend(k.backend)
 	if err != nil {
 		return nil, err
 	}
@@ -87,12 +101,16 @@ func comparePath(kind string) ([]*side, error) {
 		return nil, err
 	}
 	defer c.stop()
-	load := wrk
-	if *tool == "go" {
-		load = goLoad
-	}
-	for _, s := range sides { // warm up
-		if _, err := load(s.addr, *clients, time.Second); err != nil {
+	for _, s := range sides {
+		s.header = header
+		if k.session {
+			id, err := session(http.DefaultClient, s.addr)
+			if err != nil {
+				return nil, err
+			}
+			s.header = inSession(id)
+		}
+		if _, err := k.load(s.addr, s.header, *clients, time.Second); err != nil { // warm up
 			return nil, err
 		}
 	}
@@ -103,7 +121,7 @@ func comparePath(kind string) ([]*side, error) {
 			if err != nil {
 				return nil, err
 			}
-			r, err := load(s.addr, *clients, *each)
+			r, err := k.load(s.addr, s.header, *clients, *each)
 			if err != nil {
 				return nil, err
 			}
