@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -107,6 +108,7 @@ func startHAProxy(listen string, up []string) (*proc, error) {
 // loss is what one fault cost in one round.
 type loss struct {
 	failed, total int
+	underWay      int           // failed with our word that the server had been given them
 	last          time.Duration // from the fault until the last call began that failed
 }
 
@@ -126,19 +128,23 @@ func failoverRow(out *bytes.Buffer) error {
 	}
 	lines := [][]string{head}
 	for _, f := range faults {
-		failed, last := make([]spread, len(with)), make([]spread, len(with))
+		failed, underWay, last := make([]spread, len(with)), make([]spread, len(with)), make([]spread, len(with))
 		for range *rounds {
 			all, err := fail(f, with)
 			if err != nil {
 				return fmt.Errorf("%s: %w", f.name, err)
 			}
 			for i, l := range all {
-				failed[i], last[i] = append(failed[i], float64(l.failed)), append(last[i], l.last.Seconds())
+				failed[i], underWay[i] = append(failed[i], float64(l.failed)), append(underWay[i], float64(l.underWay))
+				last[i] = append(last[i], l.last.Seconds())
 			}
 		}
 		cells := []string{f.name}
 		for i := range with {
 			cell := failed[i].show("%.0f") + " failed"
+			if slices.Equal(failed[i], underWay[i]) && slices.Max(failed[i]) > 0 {
+				cell += ", all of them under way"
+			}
 			if failed[i].median() > 0 {
 				cell += ", the last after " + last[i].show("%.1f") + " s"
 			}
@@ -207,6 +213,9 @@ func failOne(f fault, c contender) (loss, error) {
 				l.total++
 				if err != nil {
 					l.failed++
+					if strings.Contains(err.Error(), "may have been executed") {
+						l.underWay++
+					}
 					l.last = max(l.last, start.Sub(at))
 				}
 				mu.Unlock()
