@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -93,6 +94,54 @@ func TestReloadsLeaveNothingBehind(t *testing.T) {
 	require.Equal(t, mcphealth.Down, snapshots(b.addr)[0].State)
 	for _, entry := range checkers.list() {
 		require.Equal(t, 1, checkers.inUse(entry), "references to %s", entry.upstream)
+	}
+}
+
+// A reload that changes what is asked of many upstreams has none of them asked above the
+// ceiling, at the start neither.
+func TestReloadStaysUnderTheCeiling(t *testing.T) {
+	const upstreams, ceiling = 100, 50
+	a := newServer(t, "a")
+	var mu sync.Mutex
+	var asked []time.Time
+	a.onProbe(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		asked = append(asked, time.Now())
+		mu.Unlock()
+		a.answer(w, r)
+	})
+	site := func(interval string) string {
+		var b strings.Builder
+		for i := range upstreams {
+			fmt.Fprintf(&b, "reverse_proxy /p%d {\n to %s\n lb_policy mcp_health {\n path /p%d\n interval %s\n }\n}\n", i, a.addr, i, interval)
+		}
+		return b.String()
+	}
+	options := fmt.Sprintf("mcp_health {\n probe_ceiling %d/s\n}", ceiling)
+	known := func(want int) {
+		t.Helper()
+		eventually(t, func() bool {
+			n := 0
+			for _, s := range snapshots(a.addr) {
+				if s.State == mcphealth.Up {
+					n++
+				}
+			}
+			return n >= want
+		}, "not all %d upstreams were asked", want)
+	}
+	e := newEdge(t, options, site("1h"))
+	known(upstreams)
+	e.load(options, site("30m"))
+	known(2 * upstreams)
+	mu.Lock()
+	defer mu.Unlock()
+	for i, from := 0, 0; i < len(asked); i++ {
+		for asked[i].Sub(asked[from]) >= time.Second {
+			from++
+		}
+		// the server notes a probe when it comes to that: a few may be late
+		require.LessOrEqual(t, i-from+1, ceiling+ceiling/10, "probes within a second")
 	}
 }
 
