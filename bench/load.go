@@ -41,7 +41,7 @@ type load func(addr string, header map[string]string, clients int, d time.Durati
 // result is one round.
 type result struct {
 	perSecond float64
-	p99       time.Duration
+	p50, p99  time.Duration // p50: of our own load
 	failed    int
 }
 
@@ -79,6 +79,11 @@ func wrk(addr string, header map[string]string, clients int, d time.Duration) (r
 
 // goLoad makes the load itself and checks every answer.
 func goLoad(addr string, header map[string]string, clients int, d time.Duration) (result, error) {
+	return paced(addr, header, clients, d, 0)
+}
+
+// paced is goLoad with a pause after each call.
+func paced(addr string, header map[string]string, clients int, d, pause time.Duration) (result, error) {
 	var mu sync.Mutex
 	var took []time.Duration
 	failed := 0
@@ -96,6 +101,7 @@ func goLoad(addr string, header map[string]string, clients int, d time.Duration)
 					bad++
 				}
 				mine = append(mine, time.Since(start))
+				time.Sleep(pause)
 			}
 			mu.Lock()
 			took, failed = append(took, mine...), failed+bad
@@ -107,7 +113,7 @@ func goLoad(addr string, header map[string]string, clients int, d time.Duration)
 	if len(took) == 0 {
 		return result{}, fmt.Errorf("no request within %s", d)
 	}
-	return result{perSecond: float64(len(took)) / d.Seconds(), p99: took[len(took)*99/100], failed: failed}, nil
+	return result{perSecond: float64(len(took)) / d.Seconds(), p50: took[len(took)/2], p99: took[len(took)*99/100], failed: failed}, nil
 }
 
 func call(c *http.Client, addr string, header map[string]string) error {

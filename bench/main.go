@@ -46,6 +46,7 @@ var rows = []struct {
 	{"streams", streamsRow, once},
 	{"probe", probeRow, func() string { return fmt.Sprintf("%d rounds of %d probes in turns", *rounds, probesEach) }},
 	{"probing", probingRow, func() string { return fmt.Sprintf("%d rounds of %v, all at the same time", *rounds, probeInterval) }},
+	{"beside", besideRow, func() string { return fmt.Sprintf("%d rounds of %v, one after the other", *rounds, *each) }},
 	{"traffic", trafficRow, once},
 	{"failover", failoverRow, func() string { return fmt.Sprintf("%d rounds, all at the same time", *rounds) }},
 	{"sessions", sessionsRow, once},

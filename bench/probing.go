@@ -170,3 +170,64 @@ func (p *probed) end() error {
 	p.openNow = c.Open
 	return nil
 }
+
+// besideClients call besidePause apart: few enough to leave the cores idle for the most
+// part, so that what a call waits for are the probes.
+const (
+	besideClients = 8
+	besidePause   = 20 * time.Millisecond
+)
+
+// besideRow is what calls notice of the probing: the same calls through Caddys that check
+// nothing else, and the most upstreams besides.
+func besideRow(out *bytes.Buffer) error {
+	all := strings.Split(*sizes, ",")
+	n, err := strconv.Atoi(all[len(all)-1])
+	if err != nil {
+		return fmt.Errorf("-upstreams %q: %w", *sizes, err)
+	}
+	called, err := startBackend("json")
+	if err != nil {
+		return err
+	}
+	defer called.stop()
+	lines := [][]string{{"the same Caddy checks besides", "checks", "half of the calls within", "99 of 100 within"}}
+	for _, p := range []*probed{{name: "native"}, {name: "ours"}} {
+		many := fmt.Sprintf("%s upstreams", thousands(n))
+		for _, more := range []string{"nothing", many} {
+			p50, p99, err := p.callsBeside(called, n, more == many)
+			if err != nil {
+				return err
+			}
+			lines = append(lines, []string{more, p.name, p50.show("%.2f") + " ms", p99.show("%.2f") + " ms"})
+		}
+	}
+	table(out, lines...)
+	return nil
+}
+
+func (p *probed) callsBeside(called *backend, n int, many bool) (p50, p99 spread, err error) {
+	if p.backend, err = startBackend("json"); err != nil {
+		return nil, nil, err
+	}
+	defer p.stop()
+	listen := freeAddr()
+	sites := fmt.Sprintf(map[string]string{"native": nativeSite, "ours": oursSite}[p.name], listen, called.addrs(2))
+	if many {
+		sites += p.site(n)
+	}
+	if p.proc, err = startCaddy("", sites); err != nil {
+		return nil, nil, err
+	}
+	time.Sleep(2*probeInterval + time.Second)
+	for range *rounds {
+		r, err := paced(listen, header, besideClients, *each, besidePause)
+		if err != nil || r.failed > 0 {
+			return nil, nil, fmt.Errorf("%d calls failed: %v", r.failed, err)
+		}
+		p50, p99 = append(p50, float64(r.p50)/1e6), append(p99, float64(r.p99)/1e6)
+	}
+	p.proc.stop()
+	p.proc = nil
+	return p50, p99, nil
+}

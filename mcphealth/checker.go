@@ -385,7 +385,7 @@ func (c *Checker) conclude(r Result, start time.Time, why alarm, alone bool) {
 	if r.Verdict.Vote() > 0 && !c.sched.NoWatch {
 		c.p.watch(c.sched.Scheduler.Watch, func() { c.bringForward(ending) })
 	} else {
-		c.p.hangUpLine() // also a watched one: there are servers that serve one at a time
+		c.p.hangUpLine(noAnswer(r.Reason)) // also a watched one: there are servers that serve one at a time
 	}
 	for i := 0; i < len(results); i++ {
 		results[i](r)

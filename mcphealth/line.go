@@ -43,8 +43,8 @@ type Line struct {
 	foreign http.RoundTripper // anything else; it may reuse connections, and is not watched
 
 	own     *http.Transport // of the probe that runs, or the last if it still has the connection
-	crowded bool            // the last probe failed beside a watched connection
-	single  bool            // and the one after it, without, did not: nothing is kept beside a question
+	crowded bool            // the last probe got no answer beside a watched connection
+	single  bool            // and the one after it, without, did: nothing is kept beside a question
 
 	mu    sync.Mutex
 	conn  *watchedConn  // the last one dialled, or the one that is watched
@@ -114,9 +114,9 @@ func (l *Line) Close() {
 	}
 }
 
-// fail is Close after a probe that found nothing good.
-func (l *Line) fail() {
-	l.crowded = l.watched() != nil
+// fail is Close after a probe that found nothing good: silent, if it got no answer.
+func (l *Line) fail(silent bool) {
+	l.crowded = silent && l.watched() != nil
 	l.Close()
 	l.mu.Lock()
 	l.lived = 0

@@ -368,7 +368,7 @@ func TestOwnEndIsNoEnd(t *testing.T) {
 	if r := p.Probe(context.Background()); r.Reason != Timeout {
 		t.Fatalf("Probe = %s %s (%s), want timeout", r.Verdict, r.Reason, r.Detail)
 	}
-	p.hangUpLine()
+	p.hangUpLine(false)
 	time.Sleep(50 * time.Millisecond)
 	if n := ended.Load(); n != 0 {
 		t.Errorf("the other side ended %d connections, want none", n)

@@ -532,9 +532,9 @@ func (p *Prober) watch(by func(c net.Conn, ended func()) (stop func()), ended fu
 }
 
 // hangUpLine closes the connection that was left open, after a probe that found nothing
-// good.
-func (p *Prober) hangUpLine() {
+// good: silent, if it got no answer.
+func (p *Prober) hangUpLine(silent bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.line.fail()
+	p.line.fail(silent)
 }

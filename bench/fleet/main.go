@@ -75,9 +75,11 @@ func simulate(t *testing.T) {
 		watch(*most, *wide)
 	}
 	var cuts []partition
-	for n := 10; n <= *most; n *= 10 {
-		for _, cut := range []int{1, n / 2, n - 1} {
-			synctest.Test(t, func(*testing.T) { cuts = append(cuts, watchPartition(n, cut)) })
+	for _, s := range []setting{{name: "share", share: true}, {name: "share, probe_budget 2/s", share: true, budget: 2}} {
+		for n := 10; n <= *most; n *= 10 {
+			for _, cut := range []int{1, n / 2, n - 1} {
+				synctest.Test(t, func(*testing.T) { cuts = append(cuts, watchPartition(s, n, cut)) })
+			}
 		}
 	}
 	var storms []storm
@@ -103,9 +105,9 @@ func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds())
 
 // show prints the tables, and writes them and the curves where they belong.
 func show(seen []observed, cuts []partition, storms []storm) error {
-	fleet := [][]string{{"setting", "edges", "probes of one upstream per second", "loss known to half of the edges after", "to all after", "edges disagree for"}}
+	fleet := [][]string{{"setting", "edges", "probes of one upstream per second", "loss known to half of the edges after", "to all after", "edges disagree for", "back: known to all after"}}
 	for _, o := range seen {
-		fleet = append(fleet, []string{"`" + o.setting.name + "`", o.size(), fmt.Sprintf("%.2f", o.perSecond), seconds(o.half), seconds(o.all), seconds(o.disagree)})
+		fleet = append(fleet, []string{"`" + o.setting.name + "`", o.size(), fmt.Sprintf("%.2f", o.perSecond), seconds(o.half), seconds(o.all), seconds(o.disagree), seconds(o.back)})
 		if o.setting.name[0] == 'a' {
 			fleet[len(fleet)-1][0] = o.setting.name
 		}
@@ -114,9 +116,9 @@ func show(seen []observed, cuts []partition, storms []storm) error {
 	for _, s := range storms {
 		storm = append(storm, []string{fmt.Sprint(s.upstreams), fmt.Sprintf("%.0f", s.steady), seconds(s.down), seconds(s.half), seconds(s.up), seconds(s.awaited), fmt.Sprint(s.most)})
 	}
-	cut := [][]string{{"edges", "cut off", "moves down or up: of an edge that sees it", "of one that is cut off", "wrong after 30 s", "probes that it gets per second"}}
+	cut := [][]string{{"setting", "edges", "cut off", "moves down or up: of an edge that sees it", "of one that is cut off", "wrong after 30 s", "probes that it gets per second"}}
 	for _, p := range cuts {
-		cut = append(cut, []string{fmt.Sprint(p.edges), fmt.Sprint(p.cut), fmt.Sprint(p.see), fmt.Sprint(p.blind), fmt.Sprint(p.wrong), fmt.Sprintf("%.2f", p.perSecond)})
+		cut = append(cut, []string{"`" + p.setting.name + "`", fmt.Sprint(p.edges), fmt.Sprint(p.cut), fmt.Sprint(p.see), fmt.Sprint(p.blind), fmt.Sprint(p.wrong), fmt.Sprintf("%.2f", p.perSecond)})
 	}
 	fmt.Printf("\n%s\n%s\n%s\n", report.Table(fleet), report.Table(cut), report.Table(storm))
 	if *write == "" {

@@ -118,6 +118,7 @@ type observed struct {
 	perSecond float64 // probes of one upstream
 	half, all time.Duration
 	disagree  time.Duration // from the first edge that knew to the last
+	back      time.Duration // until all knew that it was back
 }
 
 // watchFleet runs a fleet of edges in steady state, and then takes the route to each
@@ -186,11 +187,13 @@ func watchFleet(s setting, edges, upstreams int) observed {
 	var lost sync.WaitGroup
 	for i, u := range ups[:gone] {
 		lost.Go(func() {
-			half, all, disagree := lose(u, checkers[i])
+			half, all, disagree := change(u, checkers[i], true)
+			time.Sleep(time.Minute + floor)
+			_, back, _ := change(u, checkers[i], false)
 			mu.Lock()
 			defer mu.Unlock()
 			n := time.Duration(gone)
-			o.half, o.all, o.disagree = o.half+half/n, o.all+all/n, o.disagree+disagree/n
+			o.half, o.all, o.disagree, o.back = o.half+half/n, o.all+all/n, o.disagree+disagree/n, o.back+back/n
 		})
 	}
 	lost.Wait()
@@ -252,28 +255,32 @@ func sleepOr(stop chan struct{}, d time.Duration) bool {
 	}
 }
 
-// lose takes the route to u away and measures when edges know.
-func lose(u *upstream, all []*mcphealth.Checker) (half, last, disagree time.Duration) {
+// change takes the route to u away, or brings it back, and measures when edges know.
+func change(u *upstream, all []*mcphealth.Checker, absent bool) (half, last, disagree time.Duration) {
 	start := time.Now()
 	var mu sync.Mutex
 	var at []time.Duration
 	done := make(chan struct{})
 	for _, c := range all {
-		c.OnChange(func(ch mcphealth.Change) {
-			if ch.To == mcphealth.Down && ch.From != mcphealth.Down {
-				mu.Lock()
-				defer mu.Unlock()
-				if at = append(at, time.Since(start)); len(at) == len(all) {
-					close(done)
-				}
+		var once sync.Once
+		cancel := c.OnChange(func(ch mcphealth.Change) {
+			if (ch.To == mcphealth.Down) == absent && ch.To != ch.From {
+				once.Do(func() {
+					mu.Lock()
+					defer mu.Unlock()
+					if at = append(at, time.Since(start)); len(at) == len(all) {
+						close(done)
+					}
+				})
 			}
 		})
+		defer cancel()
 	}
-	u.absent.Store(true)
+	u.absent.Store(absent)
 	select {
 	case <-done:
 	case <-time.After(24 * time.Hour):
-		panic(fmt.Sprintf("after a day %d of %d edges know of the loss", len(at), len(all)))
+		panic(fmt.Sprintf("after a day %d of %d edges know", len(at), len(all)))
 	}
 	slices.Sort(at)
 	return at[len(at)/2], at[len(at)-1], at[len(at)-1] - at[0]
@@ -357,6 +364,7 @@ func watchStorm(n int) storm {
 // partition is what a fleet that shares does when some of its edges are cut off from the
 // upstream.
 type partition struct {
+	setting    setting
 	edges, cut int
 	see, blind int     // the most moves down or up of an edge that sees it, and of one that does not
 	wrong      int     // edges that do not know what they could see, half a minute after
@@ -364,13 +372,13 @@ type partition struct {
 }
 
 // watchPartition cuts edges off for ten minutes. All have calls, where they are up.
-func watchPartition(edges, cut int) partition {
-	o := partition{edges: edges, cut: cut}
+func watchPartition(s setting, edges, cut int) partition {
+	o := partition{setting: s, edges: edges, cut: cut}
 	u, lost := new(upstream), new(atomic.Bool)
 	var all []*mcphealth.Checker
 	moves := make([]atomic.Int64, edges)
 	for e := range edges {
-		sched := schedule(setting{share: true}, u, e, edges, nil)
+		sched := schedule(s, u, e, edges, nil)
 		sched.Tell = tellAll(&all, e)
 		var way http.RoundTripper = u
 		if e < cut {
