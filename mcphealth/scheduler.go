@@ -18,8 +18,8 @@ const (
 	// second, a fifth of a core, so that a few hundred upstreams start at once.
 	leastCeiling = 1000
 	// slack is by which part of its wait a probe may be late, to begin together with
-	// others: a 64th, 0.16 s of 10 s, beside the tenth that is left to chance.
-	slack = 64
+	// others: a 256th, 40 ms of 10 s, beside the tenth that is left to chance.
+	slack = 256
 )
 
 // Limits bound the probes of all checkers that share a Scheduler. Zero values mean
@@ -110,9 +110,9 @@ func (s *Scheduler) set(t *turn, due time.Time) time.Time {
 }
 
 // together moves due, by less than the slack of what is left until then, to a moment at
-// which others are due as well: many probes in a row cost half of what they cost apart,
-// for what they need is in the processor's caches. Each scheduler has moments of its own,
-// so that many edges do not ask in step.
+// which others are due as well: probes in a row cost less than apart, for what they need
+// is in the processor's caches. Each scheduler has moments of its own, so that many edges
+// do not ask in step.
 func (s *Scheduler) together(due time.Time) time.Time {
 	step := time.Duration(1)
 	for wait := time.Until(due); step*2*slack < wait; {

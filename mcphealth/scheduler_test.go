@@ -197,7 +197,7 @@ func TestDueTogether(t *testing.T) {
 		for _, at := range n.asked {
 			moments[at] = true
 		}
-		if most := int(time.Minute/(128*time.Millisecond)) + 1; len(moments) > most {
+		if most := int(time.Minute/(10*time.Second/slack/2)) + 1; len(moments) > most {
 			t.Errorf("%d probes began at %d moments of a minute, want at most %d", len(n.asked), len(moments), most)
 		}
 		if got, want := len(n.asked), 6*size; got < want || got > want*11/10 {
