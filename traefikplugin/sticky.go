@@ -98,26 +98,16 @@ func (k *keeper) stick(r *route) error {
 	return nil
 }
 
-// entry is where requests come in. Most go on at once, all in one function and with what
-// they need at hand, for in Yaegi each expression costs: calls in sessions whose owner is
-// up, and those of no session while they may go anywhere; what brings a cookie does not.
-// A websocket is no POST. The header is what clients sent again when the call is over.
+// entry is where requests come in. Calls in sessions whose owner is up go on at once, all
+// in one function that does nothing else, for in Yaegi each expression that stands in one
+// costs. What brings a cookie does not, and a websocket is no POST. The header is what
+// clients sent again when the call is over.
 func (s *sticky) entry() http.Handler {
 	next := s.route.b.handler
 	known := s.known
-	free := &s.route.free
 	return http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
 		h := req.Header
-		if len(h["Cookie"]) > 0 {
-			s.serve(rw, req)
-			return
-		}
-		if v := h[versionField]; len(v) == 1 && v[0] == mcphealth.SessionlessVersion {
-			if free.Load() {
-				next.ServeHTTP(rw, req)
-				return
-			}
-		} else if ids := h[sessionField]; len(ids) == 1 {
+		if ids := h[sessionField]; len(ids) == 1 && len(h["Cookie"]) == 0 {
 			if found, ok := known.Load(ids[0]); ok {
 				o := found.(*owned)
 				if req.Method+req.URL.Path == o.on {
@@ -131,8 +121,18 @@ func (s *sticky) entry() http.Handler {
 				}
 			}
 		}
-		s.serve(rw, req)
+		s.enter(rw, req)
 	})
+}
+
+// enter has requests of no session go on at once while they may go anywhere.
+func (s *sticky) enter(rw http.ResponseWriter, req *http.Request) {
+	h := req.Header
+	if v := h[versionField]; len(v) == 1 && v[0] == mcphealth.SessionlessVersion && s.route.free.Load() && len(h["Cookie"]) == 0 {
+		s.route.b.handler.ServeHTTP(rw, req)
+		return
+	}
+	s.serve(rw, req)
 }
 
 // learn has the next requests of a session whose owner is up as it stands, and that are
