@@ -529,8 +529,8 @@ func (c *Checker) doubtAll() {
 }
 
 // pause is the interval, less up to 10 % so that edges do not probe in step, of which
-// the scheduler may take back its slack; the
-// first is spread by the target's name, so that neighbours do not either.
+// the scheduler may take back its slack; the first is spread by the target's name, so
+// that neighbours do not either.
 func (c *Checker) pause() time.Duration {
 	d := c.sched.Interval
 	if c.Snapshot().Probes <= 1 && c.skipped == 0 {
