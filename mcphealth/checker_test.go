@@ -283,13 +283,20 @@ func TestSlowCallIsNoHang(t *testing.T) {
 		c := b.checker(t, Schedule{})
 		time.Sleep(time.Minute)
 		c.Sent()
-		for range 600 {
-			time.Sleep(100 * time.Millisecond)
-			if got := c.Tier(); got != TierUp {
-				t.Fatalf("tier %d, want up", got)
-			}
-		}
+		staysUp(t, c, func() {})
 	})
+}
+
+// staysUp does something ten times a second for a minute, in which c is first choice.
+func staysUp(t *testing.T, c *Checker, do func()) {
+	t.Helper()
+	for range 600 {
+		do()
+		time.Sleep(100 * time.Millisecond)
+		if got := c.Tier(); got != TierUp {
+			t.Fatalf("tier %d, want up", got)
+		}
+	}
 }
 
 // A store of leases that takes its time is no silence of the upstream.
@@ -301,13 +308,7 @@ func TestSlowLeaseIsNoHang(t *testing.T) {
 			return 0
 		}})
 		time.Sleep(time.Minute)
-		for range 600 {
-			c.Sent()
-			time.Sleep(100 * time.Millisecond)
-			if got := c.Tier(); got != TierUp {
-				t.Fatalf("tier %d, want up", got)
-			}
-		}
+		staysUp(t, c, func() { c.Sent() })
 	})
 }
 
