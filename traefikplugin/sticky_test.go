@@ -148,6 +148,9 @@ func TestStickySessions(t *testing.T) {
 	if len(owners) != 2 {
 		t.Errorf("owners %v, want both", owners)
 	}
+	if rec := ask(h, "call"); rec.Code != 200 || rec.Header().Get("Set-Cookie") != "" {
+		t.Errorf("a call of no session: %d, Set-Cookie %q, want none: it would bind the client", rec.Code, rec.Header().Get("Set-Cookie"))
+	}
 	id, owner := openSession(t, h)
 	other := map[string]string{a.URL: b.URL, b.URL: a.URL}[owner]
 	tests := []struct {
