@@ -66,6 +66,9 @@ var contenders = []contender{
 	{"ours, in Caddy", func(listen string, up []string) (*proc, error) {
 		return startCaddy("", fmt.Sprintf("http://%s {\n\tmcp_proxy /mcp* %s\n}\n", listen, strings.Join(up, " ")))
 	}},
+	{"ours, in Caddy, a connection per call", func(listen string, up []string) (*proc, error) {
+		return startCaddy("", fmt.Sprintf("http://%s {\n\tmcp_proxy /mcp* %s {\n\t\ttransport http {\n\t\t\tkeepalive off\n\t\t}\n\t}\n}\n", listen, strings.Join(up, " ")))
+	}},
 }
 
 // haproxyConfig checks as people do who know their servers speak MCP: by initialize.

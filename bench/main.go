@@ -43,17 +43,17 @@ var rows = []struct {
 	{"path", pathRow, func() string { return fmt.Sprintf("%d rounds of %v in turns", *rounds, *each) }},
 	{"policy", policyRow, benchmarks},
 	{"outcome", outcomeRow, benchmarks},
-	{"streams", streamsRow, once},
+	{"streams", streamsRow, inTurns},
 	{"probe", probeRow, func() string { return fmt.Sprintf("%d rounds of %d probes in turns", *rounds, probesEach) }},
 	{"probing", probingRow, func() string { return fmt.Sprintf("%d rounds of %v, all at the same time", *rounds, probeInterval) }},
 	{"beside", besideRow, func() string { return fmt.Sprintf("%d rounds of %v, one after the other", *rounds, *each) }},
-	{"traffic", trafficRow, once},
+	{"traffic", trafficRow, func() string { return fmt.Sprintf("%d rounds of a minute, all at the same time", *rounds) }},
 	{"failover", failoverRow, func() string { return fmt.Sprintf("%d rounds, all at the same time", *rounds) }},
-	{"sessions", sessionsRow, once},
-	{"held", heldRow, once},
+	{"sessions", sessionsRow, inTurns},
+	{"held", heldRow, inTurns},
 }
 
-func once() string       { return "measured once" }
+func inTurns() string    { return fmt.Sprintf("%d rounds in turns", *rounds) }
 func benchmarks() string { return fmt.Sprintf("%d runs of 200 ms", *rounds) }
 
 func main() {

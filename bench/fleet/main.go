@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,21 +29,29 @@ var (
 
 // setting is how a fleet is configured, and what passes through it.
 type setting struct {
-	name    string
+	name    string // as people write it
 	traffic bool
 	budget  float64 // probes per second of all edges together; 0: none
 	share   bool
 }
 
 var settings = []setting{
-	{name: "as it comes, no traffic"},
-	{name: "as it comes, traffic", traffic: true},
-	{name: "probe_budget 2/s, no traffic", budget: 2},
-	{name: "probe_budget 2/s, traffic", budget: 2, traffic: true},
-	{name: "share, no traffic", share: true},
-	{name: "share, traffic", share: true, traffic: true},
-	{name: "share, probe_budget 2/s, no traffic", share: true, budget: 2},
-	{name: "share, probe_budget 2/s, traffic", share: true, budget: 2, traffic: true},
+	{name: "as it comes"},
+	{name: "as it comes", traffic: true},
+	{name: "`probe_budget 2/s`", budget: 2},
+	{name: "`probe_budget 2/s`", budget: 2, traffic: true},
+	{name: "`share`", share: true},
+	{name: "`share`", share: true, traffic: true},
+	{name: "`share`, `probe_budget 2/s`", share: true, budget: 2},
+	{name: "`share`, `probe_budget 2/s`", share: true, budget: 2, traffic: true},
+}
+
+// String names it and its traffic.
+func (s setting) String() string {
+	if s.traffic {
+		return s.name + ", traffic"
+	}
+	return s.name + ", no traffic"
 }
 
 // floor is the least time between two probes of one upstream by one of so many edges.
@@ -61,21 +70,31 @@ func main() {
 }
 
 func simulate(t *testing.T) {
-	edges, upstreams := steps(1, *most), steps(10, *wide)
 	var seen []observed
+	pairs := map[setting][][]observed{} // by edges, of each number of upstreams
 	for _, s := range settings {
-		watch := func(edges, upstreams int) {
+		watch := func(edges, upstreams int) (o observed) {
 			began := time.Now()
-			synctest.Test(t, func(*testing.T) { seen = append(seen, watchFleet(s, edges, upstreams)) })
-			fmt.Fprintf(os.Stderr, "%s, %d edges: %v\n", s.name, edges, time.Since(began).Round(10*time.Millisecond))
+			synctest.Test(t, func(*testing.T) { o = watchFleet(s, edges, upstreams) })
+			fmt.Fprintf(os.Stderr, "%v, %d edges × %d: %v\n", s, edges, upstreams, time.Since(began).Round(10*time.Millisecond))
+			return o
 		}
-		for _, n := range edges {
-			watch(n, 0)
+		for _, n := range steps(1, *most) {
+			seen = append(seen, watch(n, 0))
 		}
-		watch(*most, *wide)
+		for _, n := range powers(1, *most) {
+			var row []observed
+			for _, m := range powers(10, *wide) {
+				row = append(row, watch(n, m))
+			}
+			pairs[s] = append(pairs[s], row)
+		}
 	}
 	var cuts []partition
-	for _, s := range []setting{{name: "share", share: true}, {name: "share, probe_budget 2/s", share: true, budget: 2}} {
+	for _, s := range settings {
+		if !s.share || s.traffic { // calls are part of what is simulated
+			continue
+		}
 		for n := 10; n <= *most; n *= 10 {
 			for _, cut := range []int{1, n / 2, n - 1} {
 				synctest.Test(t, func(*testing.T) { cuts = append(cuts, watchPartition(s, n, cut)) })
@@ -83,17 +102,24 @@ func simulate(t *testing.T) {
 		}
 	}
 	var storms []storm
-	for _, n := range upstreams {
+	for _, n := range steps(10, *wide) {
 		synctest.Test(t, func(*testing.T) { storms = append(storms, watchStorm(n)) })
 	}
-	if err := show(seen, cuts, storms); err != nil {
+	if err := show(seen, pairs, cuts, storms); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// steps are 1 and 3 times the powers of ten from least to most.
-func steps(least, most int) (all []int) {
+// powers are those of ten from least to most, and steps those and three times each.
+func powers(least, most int) (all []int) {
 	for n := least; n <= most; n *= 10 {
+		all = append(all, n)
+	}
+	return all
+}
+
+func steps(least, most int) (all []int) {
+	for _, n := range powers(least, most) {
 		if all = append(all, n); 3*n <= most {
 			all = append(all, 3*n)
 		}
@@ -104,12 +130,22 @@ func steps(least, most int) (all []int) {
 func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
 
 // show prints the tables, and writes them and the curves where they belong.
-func show(seen []observed, cuts []partition, storms []storm) error {
+func show(seen []observed, pairs map[setting][][]observed, cuts []partition, storms []storm) error {
 	fleet := [][]string{{"setting", "edges", "probes of one upstream per second", "loss known to half of the edges after", "to all after", "edges disagree for", "back: known to all after"}}
 	for _, o := range seen {
-		fleet = append(fleet, []string{"`" + o.setting.name + "`", o.size(), fmt.Sprintf("%.2f", o.perSecond), seconds(o.half), seconds(o.all), seconds(o.disagree), seconds(o.back)})
-		if o.setting.name[0] == 'a' {
-			fleet[len(fleet)-1][0] = o.setting.name
+		fleet = append(fleet, []string{o.setting.String(), fmt.Sprint(o.edges), fmt.Sprintf("%.2f", o.perSecond), seconds(o.half), seconds(o.all), seconds(o.disagree), seconds(o.back)})
+	}
+	grid := [][]string{{"setting", "edges"}}
+	for _, m := range powers(10, *wide) {
+		grid[0] = append(grid[0], fmt.Sprintf("%d upstreams on each", m))
+	}
+	for _, s := range settings {
+		for _, row := range pairs[s] {
+			cells := []string{s.String(), fmt.Sprint(row[0].edges)}
+			for _, o := range row {
+				cells = append(cells, fmt.Sprintf("%.2f/s; %s; %s", o.perSecond, seconds(o.all), seconds(o.disagree)))
+			}
+			grid = append(grid, cells)
 		}
 	}
 	storm := [][]string{{"upstreams of one edge", "steady, probes/s", "all lost: known after", "all back: half known after", "all known after", "with a call that waits for each", "most probes in any second"}}
@@ -118,21 +154,22 @@ func show(seen []observed, cuts []partition, storms []storm) error {
 	}
 	cut := [][]string{{"setting", "edges", "cut off", "moves down or up: of an edge that sees it", "of one that is cut off", "wrong after 30 s", "probes that it gets per second"}}
 	for _, p := range cuts {
-		cut = append(cut, []string{"`" + p.setting.name + "`", fmt.Sprint(p.edges), fmt.Sprint(p.cut), fmt.Sprint(p.see), fmt.Sprint(p.blind), fmt.Sprint(p.wrong), fmt.Sprintf("%.2f", p.perSecond)})
+		cut = append(cut, []string{p.setting.name, fmt.Sprint(p.edges), fmt.Sprint(p.cut), fmt.Sprint(p.see), fmt.Sprint(p.blind), fmt.Sprint(p.wrong), fmt.Sprintf("%.2f", p.perSecond)})
 	}
-	fmt.Printf("\n%s\n%s\n%s\n", report.Table(fleet), report.Table(cut), report.Table(storm))
+	sections := []struct {
+		name string
+		rows [][]string
+	}{{"fleet", fleet}, {"grid", grid}, {"cut", cut}, {"storm", storm}}
+	for _, s := range sections {
+		fmt.Printf("\n%s", report.Table(s.rows))
+	}
 	if *write == "" {
 		return nil
 	}
-	page := filepath.Join(*write, "scale.md")
-	if err := report.ReplaceSection(page, "fleet", report.Table(fleet)); err != nil {
-		return err
-	}
-	if err := report.ReplaceSection(page, "cut", report.Table(cut)); err != nil {
-		return err
-	}
-	if err := report.ReplaceSection(page, "storm", report.Table(storm)); err != nil {
-		return err
+	for _, s := range sections {
+		if err := report.ReplaceSection(filepath.Join(*write, "scale.md"), s.name, report.Table(s.rows)); err != nil {
+			return err
+		}
 	}
 	for name, c := range curves(seen, storms) {
 		if err := os.WriteFile(filepath.Join(*write, "scale-"+name+".svg"), []byte(c.svg()), 0o644); err != nil {
@@ -142,22 +179,14 @@ func show(seen []observed, cuts []partition, storms []storm) error {
 	return nil
 }
 
-// size is how many edges there are, and how many upstreams if those are many.
-func (o observed) size() string {
-	if o.upstreams == 0 {
-		return fmt.Sprint(o.edges)
-	}
-	return fmt.Sprintf("%d × %d upstreams", o.edges, o.upstreams)
-}
-
 // curves are the drawings, by the end of their file's name.
 func curves(seen []observed, storms []storm) map[string]chart {
 	of := func(title, y string, logY bool, value func(observed) float64) chart {
 		c := chart{title: title, x: "edges", y: y, logY: logY}
 		for _, s := range settings {
-			l := line{name: s.name}
+			l := line{name: strings.ReplaceAll(s.String(), "`", "")}
 			for _, o := range seen {
-				if o.setting.name == s.name && o.upstreams == 0 {
+				if o.setting == s {
 					l.points = append(l.points, point{float64(o.edges), value(o)})
 				}
 			}

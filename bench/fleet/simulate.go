@@ -26,9 +26,9 @@ const (
 	leastCeiling = 1000
 	atOnce       = 512
 
-	// corner is how many upstreams stand for the most: 20, the fewest whose part of the
+	// standIns is how many upstreams stand for many: 20, the fewest whose part of the
 	// ceiling is still more than they ask for.
-	corner = 20
+	standIns = 20
 	// losses is how many upstreams are lost at once: of many one in ten.
 	losses = 5
 
@@ -114,7 +114,6 @@ func newChecker(url string, way http.RoundTripper, s mcphealth.Schedule) *mcphea
 type observed struct {
 	setting   setting
 	edges     int
-	upstreams int     // of each edge; 0: a few, for which nothing is scarce
 	perSecond float64 // probes of one upstream
 	half, all time.Duration
 	disagree  time.Duration // from the first edge that knew to the last
@@ -125,10 +124,10 @@ type observed struct {
 // upstream away. Of many upstreams it runs a few, each edge with as much of the ceiling
 // and of the places for probes as is their part, rounded down.
 func watchFleet(s setting, edges, upstreams int) observed {
-	o := observed{setting: s, edges: edges, upstreams: upstreams}
+	o := observed{setting: s, edges: edges}
 	sample := max(1, min(5, 300/edges)) // upstreams that stand for all
 	if upstreams > 0 {
-		sample = min(corner, upstreams)
+		sample = min(standIns, upstreams)
 	}
 	schedulers := make([]*mcphealth.Scheduler, edges)
 	for e := range edges {

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"os"
 	"sort"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -274,25 +275,46 @@ func keepsItsPromise(t *testing.T, d *Docker, s setup, hows []int, most int) {
 	}
 }
 
-// TestTable measures all setups and writes the table of docs/benchmarks.md. It takes
-// ten minutes: make traefik-table runs it.
+// TestTable measures all setups, five rounds in turns, and writes the table of
+// docs/benchmarks.md: make traefik-table runs it. The ways to recreate run side by side,
+// each with an engine of its own.
 func TestTable(t *testing.T) {
 	file := os.Getenv("MCPHEALTH_TABLE")
 	if file == "" {
 		t.Skip("set MCPHEALTH_TABLE to docs/benchmarks.md")
 	}
-	d := StartDocker(t)
+	const rounds = 5
+	rows := make([][]outcomes, len(setups))
+	for i := range rows {
+		rows[i] = make([]outcomes, len(recreations))
+	}
+	t.Run("measure", func(t *testing.T) {
+		for how, r := range recreations {
+			t.Run(r.name, func(t *testing.T) {
+				t.Parallel()
+				d := StartDocker(t)
+				for range rounds {
+					for i, s := range setups {
+						o := recreate(t, d, s, how)
+						t.Logf("%s, %s: %v", s.name, r.name, o)
+						rows[i][how] = append(rows[i][how], o)
+					}
+				}
+			})
+		}
+	})
+	if t.Failed() {
+		return
+	}
 	var b strings.Builder
 	b.WriteString("| |")
 	for _, r := range recreations {
 		b.WriteString(" " + r.name + " |")
 	}
 	b.WriteString("\n|---|" + strings.Repeat("---|", len(recreations)) + "\n")
-	for _, s := range setups {
+	for i, s := range setups {
 		b.WriteString("| " + s.name + " |")
-		for how := range recreations {
-			o := recreate(t, d, s, how)
-			t.Logf("%s, %s: %v", s.name, recreations[how].name, o)
+		for _, o := range rows[i] {
 			b.WriteString(" " + o.cell() + " |")
 		}
 		b.WriteString("\n")
@@ -317,22 +339,44 @@ func replaceTable(t *testing.T, file, name, table string) {
 	}
 }
 
-func (o outcome) cell() string {
+// outcomes are those of the rounds of one cell.
+type outcomes []outcome
+
+// cell says how many calls failed in a round, by which statuses, and the slowest answer.
+func (all outcomes) cell() string {
+	var sum outcome
+	var failed, slowest []float64
+	for _, o := range all {
+		sum.add(o)
+		failed = append(failed, float64(o.sent-o.ok))
+		slowest = append(slowest, o.slowest.Seconds())
+	}
+	how := sum.how()
+	if how != "" {
+		how = ": " + how
+	}
+	sort.Float64s(slowest)
+	return fmt.Sprintf("%s%s; %.1f s", spread(failed, nil, "%.0f"), how, slowest[len(slowest)/2])
+}
+
+// how is by what calls failed.
+func (o outcome) how() string {
 	var parts []string
 	for _, code := range []int{404, 500, 502, 503, 504} {
-		if n := o.status[code]; n > 0 {
-			text := fmt.Sprintf("%d × %d", n, code)
-			if code == 502 && o.underWay > 0 {
-				text += fmt.Sprintf(" (%d under way, %d executed)", o.underWay, o.executed)
-			}
-			parts = append(parts, text)
+		n := o.status[code]
+		switch {
+		case n == 0:
+		case code == 502:
+			parts = append(parts, fmt.Sprintf("502 (%d of %d under way, %d executed)", o.underWay, n, o.executed))
+		default:
+			parts = append(parts, strconv.Itoa(code))
 		}
 	}
 	if o.broken > 0 {
 		parts = append(parts, fmt.Sprintf("%d broken", o.broken))
 	}
-	if len(parts) == 0 {
-		parts = []string{"0"}
+	if n := len(o.duplicates); n > 0 {
+		parts = append(parts, fmt.Sprintf("%d executed twice", n))
 	}
-	return fmt.Sprintf("%s of %d; %.1f s", strings.Join(parts, ", "), o.sent, o.slowest.Seconds())
+	return strings.Join(parts, ", ")
 }
