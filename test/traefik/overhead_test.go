@@ -57,10 +57,15 @@ func sides(stateless, stateful string) []side {
 	plain := config{plugin: "hold: 10s", servers: []string{stateless}}
 	stick := config{plugin: "hold: 10s\nsticky: true", servers: []string{stateless}, service: cookie}
 	session := config{plugin: "hold: 10s\nsticky: true", servers: []string{stateful}, service: cookie}
+	single := plain // as docs/traefik.md has it under "Fewer 502s"
+	single.service = "serversTransport: fresh"
+	again := strings.Replace(single.yaml(), "service: app\n      middlewares: [mcp]", "service: app\n      middlewares: [again, mcp]", 1)
+	again = strings.Replace(again, "  middlewares:\n", "  serversTransports:\n    fresh: {maxIdleConnsPerHost: -1}\n  middlewares:\n    again:\n      retry: {attempts: 4, initialInterval: 20ms}\n", 1)
 	return []side{
 		{"no plugin", Options{Dynamic: bare(plain.yaml()), NoPlugin: true, Flags: quiet}, false},
 		{"a plugin that does nothing", Options{Dynamic: withNoop(plain), Patch: installNoop, Flags: noopFlags}, false},
 		{"mcphealth", Options{Dynamic: plain.yaml(), Flags: quiet}, false},
+		{"mcphealth, `retry` and a connection per call", Options{Dynamic: again, Flags: quiet}, false},
 		{"mcphealth, `sticky`, requests of no session", Options{Dynamic: stick.yaml(), Flags: quiet}, false},
 		{"in sessions: no plugin", Options{Dynamic: bare(session.yaml()), NoPlugin: true, Flags: quiet}, true},
 		{"in sessions: a plugin that does nothing", Options{Dynamic: withNoop(session), Patch: installNoop, Flags: noopFlags}, true},
