@@ -80,10 +80,10 @@ var keptPool = sync.Pool{New: func() any {
 type body struct {
 	from io.Reader
 
-	reading sync.Mutex // one at a time reads from the client
+	reading sync.Mutex  // one at a time reads from the client
+	begun   atomic.Bool // somebody has read, or is reading
 
 	mu     sync.Mutex
-	begun  bool    // somebody has read, or is reading
 	ended  bool    // io.EOF was read
 	again  bool    // there are readers besides the first
 	let    bool    // nothing is kept any more
@@ -106,8 +106,9 @@ func (b *body) reader() *bodyReader { return &bodyReader{b: b} }
 // Read reads what is kept, then from the client.
 func (r *bodyReader) Read(p []byte) (int, error) {
 	b := r.b
+	b.begun.Store(true)
 	b.mu.Lock()
-	b.begun, b.closed = true, false
+	b.closed = false
 	b.mu.Unlock()
 	if n, err, ok := r.readKept(p); ok {
 		return n, err
@@ -224,11 +225,7 @@ func (b *body) drain() {
 }
 
 // wasRead reports whether anything may have been taken from the body.
-func (b *body) wasRead() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.begun
-}
+func (b *body) wasRead() bool { return b.begun.Load() }
 
 // letGo gives the buffer back: the answer has begun, nothing can fail any more. But
 // a second reader may not have read it yet.

@@ -392,6 +392,76 @@ func TestGuardGivesNoBodyToASecondProxy(t *testing.T) {
 	require.Equal(t, http.StatusBadGateway, r.status, r.body)
 }
 
+// Nor is a call repeated that one proxy has had an answer to, because the one that is to
+// stand in for that answer cannot be reached: neither by the check's own knowledge nor by
+// a failed dial.
+func TestGuardNeverRepeatsWhatWasAnswered(t *testing.T) {
+	const picks = "lb_policy mcp_health {\nfast 20ms\ninterval 200ms\n}\n"
+	standIn := "handle_response @failed {\nreverse_proxy %[2]s {\n" + picks + "}\n}\n"
+	for name, site := range map[string]string{
+		"two policies":    "reverse_proxy %[1]s {\n" + picks + "@failed status 500\n" + standIn + "}",
+		"the second only": "reverse_proxy %[1]s {\n@failed status 500\n" + standIn + "}",
+		"intercept":       "intercept {\n@failed status 500\n" + standIn + "}\nreverse_proxy %[1]s {\n" + picks + "}",
+		"a source": "reverse_proxy %[1]s {\n" + picks + "@failed status 500\nhandle_response @failed {\n" +
+			"reverse_proxy {\ndynamic mcp_health {\nsource test\nfast 20ms\ninterval 200ms\n}\n}\n}\n}",
+	} {
+		for _, known := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, known to be down: %v", name, known), func(t *testing.T) {
+				a, b := newServer(t, "a"), newServer(t, "b")
+				down := b.addr
+				list(down)
+				e := newEdge(t, "", "route {\nmcp_guard {\nhold 500ms\n}\n"+fmt.Sprintf(site, a.addr, down)+"\n}")
+				waitState(t, down, mcphealth.Up)
+				a.on(func(w http.ResponseWriter, r *http.Request) {
+					io.Copy(io.Discard, r.Body)
+					w.WriteHeader(http.StatusInternalServerError)
+				})
+				b.kill()
+				if known {
+					waitState(t, down, mcphealth.Down)
+				}
+				for i, body := range []string{callBody("1"), callBody(`"` + strings.Repeat("x", keptAtFirst) + `"`)} {
+					r := e.do(http.MethodPost, "/mcp", body)
+					require.Equal(t, int64(i+1), a.calls.Load(), "the call was repeated")
+					require.Equal(t, http.StatusBadGateway, r.status, r.body)
+					require.True(t, decodeOutage(t, r).Error.Data.MayHaveRun)
+				}
+			})
+		}
+	}
+}
+
+// An authorization that asks elsewhere, behind the guard, keeps no call from being held.
+func TestGuardHoldsBehindForwardAuth(t *testing.T) {
+	a, auth := newServer(t, "a"), newServer(t, "auth")
+	auth.on(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
+	e := newEdge(t, "", "route {\nmcp_guard {\nhold 30s\n}\nforward_auth "+auth.addr+" {\nuri /auth\n}\nreverse_proxy "+a.addr+
+		" {\nlb_policy mcp_health {\nfast 20ms\n}\n}\n}")
+	waitState(t, a.addr, mcphealth.Up)
+	a.kill()
+	answer := make(chan reply)
+	go func() { answer <- e.call("1") }()
+	eventually(t, func() bool { return heldBytes.Load() > 0 }, "the call is not held")
+	a.revive()
+	require.Equal(t, "a", (<-answer).servedBy())
+	require.Equal(t, int64(1), a.calls.Load())
+}
+
+// A proxy that had its answer handled by another one has no request under way any more:
+// nothing is silent there.
+func TestGuardClosesTheAccountOfTheFirstProxy(t *testing.T) {
+	a, b := newServer(t, "a"), newServer(t, "b")
+	const proxy = "reverse_proxy %s {\nlb_policy mcp_health {\ninterval 1h\nfast 20ms\nwatch off\n}\n%s\n}"
+	e := newEdge(t, "", "route {\nmcp_guard\n"+fmt.Sprintf(proxy, a.addr,
+		"@elsewhere status 421\nhandle_response @elsewhere {\n"+fmt.Sprintf(proxy, b.addr, "")+"\n}")+"\n}")
+	waitState(t, a.addr, mcphealth.Up)
+	waitState(t, b.addr, mcphealth.Up)
+	a.on(answering(http.StatusMisdirectedRequest, "application/json", ""))
+	require.Equal(t, http.StatusBadRequest, e.do(http.MethodGet, "/mcp", "").status) // b's
+	time.Sleep(200 * time.Millisecond)                                               // ten times fast
+	require.Equal(t, int64(1), a.probes.Load(), "an upstream that has answered is asked for its silence")
+}
+
 func TestGuardRetriesDialErrorsElsewhere(t *testing.T) {
 	a, b := newServer(t, "a"), newServer(t, "b")
 	e := newEdge(t, "", `mcp_proxy `+a.addr+` `+b.addr+` {

@@ -202,7 +202,11 @@ func (g *group) allUp(roll roll, pool reverseproxy.UpstreamPool, members []*memb
 func (g *group) lastPick(t *transit, r *http.Request) string {
 	switch {
 	case t != nil:
-		if t.picked.group != g || t.picked.dial == "" {
+		if t.picked.group != g {
+			t.goesOn(r)
+			return ""
+		}
+		if t.picked.dial == "" {
 			return ""
 		}
 		g.failedPick(r, t.picked.member, g.mayHaveSent(t))

@@ -124,7 +124,14 @@ func (g *group) isLast(u *reverseproxy.Upstream, last *member) bool {
 // name that the proxy left in the request's placeholders: being asked again means
 // that it failed. Its checker is told.
 func (g *group) lastDialled(t *transit, r *http.Request) *member {
-	if t == nil || !t.picked.byName || t.picked.group != g {
+	if t == nil {
+		return nil
+	}
+	if t.picked.group != g {
+		t.goesOn(r)
+		return nil
+	}
+	if !t.picked.byName {
 		return nil
 	}
 	m := g.dialled(r)

@@ -122,6 +122,28 @@ func (t *transit) watchBody(r *http.Request) {
 	r.Body = t.reader
 }
 
+// goesOn notes that r is now the business of a proxy that has not had it yet. One that
+// had it before, and an answer to it, has another one stand in for that
+// (handle_response): what this one fails to send has run.
+func (t *transit) goesOn(r *http.Request) {
+	if t.bodyWasRead() && wasAnswered(r) {
+		t.mayHaveRun = true
+	}
+	t.settle()
+}
+
+// wasAnswered reports whether an answer to r is being handled: by reverse_proxy, or by
+// intercept.
+func wasAnswered(r *http.Request) bool {
+	repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	if !ok {
+		return false
+	}
+	_, proxied := repl.Get("http.reverse_proxy.status_code")
+	_, intercepted := repl.Get("http.intercept.status_code")
+	return proxied || intercepted
+}
+
 // chosen notes that r, the proxy's copy of the request, now goes to an upstream of
 // g, and lets net/http have the body once more if it speaks HTTP/1.1. With HTTP/2 it
 // may use it after resets that prove nothing (PROTOCOL_ERROR), and back off for a
