@@ -77,11 +77,9 @@ type App struct {
 	unwind context.CancelFunc // ends the goroutine that Start began
 	sharer *sharer            // nil: nothing is shared
 
-	mu      sync.Mutex
-	groups  []*group
-	honest  map[*http.Transport]*atomic.Bool // whether one of its connections spoke HTTP/2
-	started bool
-	stopped bool
+	mu     sync.Mutex
+	groups []*group
+	honest map[*http.Transport]*atomic.Bool // whether one of its connections spoke HTTP/2
 
 	// Events wait until every app has started: before that, the events app still
 	// takes subscriptions, without a lock.
@@ -169,12 +167,10 @@ func (a *App) Start() error {
 	apps.add(a)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.started = true
-	objective.Store(math.Float64bits(a.Objective))
+	a.govern()
 	ctx, cancel := context.WithCancel(context.Background())
 	a.unwind = cancel
 	go ledger.keepBudgets(ctx)
-	scheduler.SetLimits(a.limits())
 	if a.sharer != nil {
 		a.sharer.start()
 	}
@@ -184,12 +180,21 @@ func (a *App) Start() error {
 	return nil
 }
 
+// govern has what holds for the whole process be as a says.
+func (a *App) govern() {
+	objective.Store(math.Float64bits(a.Objective))
+	scheduler.SetLimits(a.limits())
+}
+
 // Stop gives the checkers back. They go on for a while, for the next
 // configuration may want them; if the process exits, they end here.
 func (a *App) Stop() error {
 	apps.remove(a)
+	if other := apps.current(); other != nil { // that before us, if we could not start
+		other.govern()
+		a.leave(other)
+	}
 	a.mu.Lock()
-	a.stopped = true
 	groups := a.groups
 	if a.unwind != nil {
 		a.unwind()
@@ -256,7 +261,24 @@ func (a *App) emit(ev event) {
 		return
 	}
 	a.eventMu.Unlock()
+	a.send(ev)
+}
+
+// send has the events app call the handlers, which are not ours.
+func (a *App) send(ev event) {
+	defer caught("a handler of the event " + ev.name)
 	a.events.Emit(a.ctx, ev.name, ev.data)
+}
+
+// leave has other let out the events of which a, never ready, did not.
+func (a *App) leave(other *App) {
+	a.eventMu.Lock()
+	queue := a.queue
+	a.queue = nil
+	a.eventMu.Unlock()
+	for _, ev := range queue {
+		other.emit(ev)
+	}
 }
 
 // allStarted lets the events out that came while the apps were being started.
@@ -271,7 +293,7 @@ func (a *App) allStarted(context.Context, caddy.Event) error {
 			return nil
 		}
 		for _, ev := range queue {
-			a.events.Emit(a.ctx, ev.name, ev.data)
+			a.send(ev)
 		}
 	}
 }
@@ -292,6 +314,14 @@ func logChange(log *zap.Logger, e *entry, c mcphealth.Change) {
 			zap.String("reason", string(c.Reason)),
 			zap.String("detail", c.Detail),
 		)
+	}
+}
+
+// caught ends a panic in what a goroutine of ours does for others, where it would end
+// the process. Defer it.
+func caught(where string) {
+	if v := recover(); v != nil {
+		caddy.Log().Named("mcp_health").Error("panic", zap.String("in", where), zap.Any("panic", v), zap.Stack("stack"))
 	}
 }
 

@@ -25,6 +25,7 @@ import (
 
 func init() {
 	caddy.RegisterModule(testHandler{})
+	caddy.RegisterModule(brokenHandler{})
 	caddy.RegisterModule(new(execHandler))
 }
 
@@ -144,6 +145,42 @@ func TestEvents(t *testing.T) {
 	}, "want %d events", len(want))
 	require.Equal(t, want, noted.events)
 	require.Equal(t, "mcp_health", noted.origin)
+}
+
+// brokenHandler is a handler of events that panics, as third parties' do.
+type brokenHandler struct{ testHandler }
+
+func (brokenHandler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "events.handlers.broken", New: func() caddy.Module { return new(brokenHandler) }}
+}
+
+func (h brokenHandler) Handle(ctx context.Context, e caddy.Event) error {
+	_ = h.testHandler.Handle(ctx, e)
+	panic("oh")
+}
+
+// It ends neither the process nor the checks.
+func TestBrokenHandlerOfEvents(t *testing.T) {
+	noted.Lock()
+	noted.events = nil
+	noted.Unlock()
+	a := newServer(t, "a")
+	newEdge(t, `events {
+		on healthy broken
+		on unhealthy broken
+		on budget_burning broken
+	}`, guarded("", a.addr))
+	waitState(t, a.addr, mcphealth.Up)
+	a.onProbe(html)
+	waitState(t, a.addr, mcphealth.Down)
+	a.onProbe(nil)
+	waitState(t, a.addr, mcphealth.Up)
+	apps.current().announceBudget("/mcp", mcphealth.SeverityNone, mcphealth.SeverityPage, nil)
+	eventually(t, func() bool {
+		noted.Lock()
+		defer noted.Unlock()
+		return len(noted.events) == 4
+	}, "not all events were sent")
 }
 
 // An error budget that is spent too fast is told once, and so is the end of it: an

@@ -180,6 +180,7 @@ func (e *entry) listen(f func(mcphealth.Change)) (cancel func()) {
 // changed tells of a change: first those at whom requests wait, for handlers of
 // events take their time.
 func (e *entry) changed(c mcphealth.Change) {
+	defer caught("a change of state")
 	e.noteRecovery(c)
 	if c.From != c.To {
 		e.account.moved(c)
@@ -196,12 +197,14 @@ func (e *entry) changed(c mcphealth.Change) {
 
 // probed counts a probe.
 func (e *entry) probed(r mcphealth.Result) {
+	defer caught("counting a probe")
 	e.account.probed(r)
 	e.count()
 }
 
 // tell passes on what a probe found out.
 func (e *entry) tell(r mcphealth.Result) {
+	defer caught("sharing a result")
 	if s := currentSharer(); s != nil {
 		s.tell(e, r)
 	}
@@ -209,6 +212,7 @@ func (e *entry) tell(r mcphealth.Result) {
 
 // lease is how long e is not to be probed here, because another edge does.
 func (e *entry) lease(urgent bool) time.Duration {
+	defer caught("asking for a lease")
 	if s := currentSharer(); s != nil {
 		return s.lease(e, urgent)
 	}
@@ -231,6 +235,7 @@ func (e *entry) count() {
 // renew has later probes carry what the header's placeholders are now. One that
 // was refused for an old token asks again at once.
 func (e *entry) renew(r mcphealth.Result) {
+	defer caught("renewing a header")
 	now := headerNow(e.header, e.sent)
 	if maps.EqualFunc(now, e.sent, slices.Equal) {
 		return

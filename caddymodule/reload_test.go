@@ -189,6 +189,36 @@ func TestFailedReload(t *testing.T) {
 	require.Equal(t, "a", e.call("1").servedBy())
 }
 
+// Nor does it leave its own settings of the whole process behind, nor take with it what
+// happened while it was being started.
+func TestFailedReloadGovernsNothing(t *testing.T) {
+	noted.Lock()
+	noted.events = nil
+	noted.Unlock()
+	a := newServer(t, "a")
+	options := func(objective string) string {
+		return "events {\non test_event test\n}\nmcp_health {\nobjective " + objective + "\n}"
+	}
+	site := guarded("", a.addr)
+	e := newEdge(t, options("0.99"), site)
+	waitState(t, a.addr, mcphealth.Up)
+	taken := newServer(t, "taken")
+	_, port, err := net.SplitHostPort(e.addr)
+	require.NoError(t, err)
+	bad := strings.Replace(string(e.adapt(options("0.5"), site)), `":`+port+`"`, `"`+taken.addr+`"`, 1)
+	require.Error(t, caddy.Load([]byte(bad), true))
+	require.Equal(t, 0.99, objectiveNow())
+
+	failing := new(App)
+	require.NoError(t, failing.Start())
+	failing.emit(event{"test_event", nil})
+	require.NoError(t, failing.Stop())
+	require.Equal(t, 0.99, objectiveNow())
+	noted.Lock()
+	defer noted.Unlock()
+	require.Len(t, noted.events, 1)
+}
+
 // Streams outlive a reload.
 func TestStreamSurvivesReload(t *testing.T) {
 	a := newServer(t, "a")
