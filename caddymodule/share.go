@@ -159,6 +159,9 @@ func (s *sharer) listen(ctx context.Context) error {
 // lost notes that the store is away, for a moment: until then all edges probe. Who has
 // trusted in others does so within half an interval.
 func (s *sharer) lost(err error) {
+	if errors.Is(err, redis.ErrClosed) {
+		return // by stop: another configuration has a sharer of its own
+	}
 	s.away.Store(clock() + int64(storeRetry))
 	if s.silent.Swap(true) {
 		return

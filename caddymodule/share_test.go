@@ -3,10 +3,13 @@ package caddymodule
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/mcphealth/mcphealth/mcphealth"
 )
 
 // A store that failed once, of which the listener noticed nothing, is away again when it
@@ -33,4 +36,18 @@ func TestShareSaysEachOutage(t *testing.T) {
 	s.lost(errors.New("EOF"))
 	s.lost(errors.New("EOF"))
 	require.Equal(t, 2, away())
+}
+
+// What still asks a sharer as its configuration ends says nothing of the store: no line
+// in the log, and nobody probes for it.
+func TestShareEndsQuietly(t *testing.T) {
+	core, log := observer.New(zap.InfoLevel)
+	s, err := newSharer("redis://"+freeAddr(t), zap.New(core))
+	require.NoError(t, err)
+	s.stop()
+	e := &entry{shared: "x", interval: time.Second}
+	require.Zero(t, s.lease(e, false))
+	s.tell(e, mcphealth.Result{Verdict: mcphealth.Ready, Reason: mcphealth.OK})
+	require.Empty(t, log.All())
+	require.False(t, s.isAway())
 }
