@@ -228,6 +228,17 @@ func (e *edge) adapt(options, site string) []byte {
 	return out
 }
 
+// validate is what caddy validate says of a site.
+func validate(t testing.TB, options, site string) error {
+	t.Helper()
+	text := fmt.Sprintf(globals, storageDir(t), options) + "http://127.0.0.1:1 {\n" + site + "\n}\n"
+	out, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(text), nil)
+	require.NoError(t, err)
+	var cfg caddy.Config
+	require.NoError(t, caddy.StrictUnmarshalJSON(out, &cfg))
+	return caddy.Validate(&cfg)
+}
+
 // reply is an answer that was read to its end.
 type reply struct {
 	status int

@@ -240,8 +240,14 @@ func (c Check) schedule() mcphealth.Schedule {
 
 // validate refuses what the core would refuse, and the words it does not know.
 func (c Check) validate() error {
-	if c.Path != "" && c.Path[0] != '/' && c.Path[0] != '{' {
+	if err := c.validPlaceholders(); err != nil {
+		return err
+	}
+	switch path := withoutPlaceholders(c.Path); {
+	case c.Path != "" && c.Path[0] != '/' && c.Path[0] != '{':
 		return fmt.Errorf("path '%s': want a path that begins with /", c.Path)
+	case strings.ContainsAny(path, "*#"):
+		return fmt.Errorf("path '%s': want the path of the endpoint, not a matcher: without * and #", c.Path)
 	}
 	if c.Era == string(mcphealth.EraUnknown) {
 		return fmt.Errorf("era '%s': want auto, modern, legacy or sse", c.Era)
@@ -260,7 +266,9 @@ func (c Check) validate() error {
 			return fmt.Errorf("header Host: use the option 'host'")
 		}
 	}
-	if err := c.target("http://localhost/").Validate(); err != nil {
+	t := c.target("http://localhost/")
+	t.Host = withoutPlaceholders(t.Host)
+	if err := t.Validate(); err != nil {
 		return err
 	}
 	if c.Timeout < 0 || c.SlowAfter < 0 || c.SlowStart < 0 {
@@ -268,6 +276,25 @@ func (c Check) validate() error {
 	}
 	return c.schedule().Validate()
 }
+
+// validPlaceholders refuses those of requests: a probe is none.
+func (c Check) validPlaceholders() error {
+	const request, want = "{http.", "a probe is no client's request, and has nothing to put there: want a global placeholder, such as {env.*} or {file.*}, or the value"
+	for option, value := range map[string]string{"path": c.Path, "host": c.Host} {
+		if strings.Contains(value, request) {
+			return fmt.Errorf("%s '%s': %s", option, value, want)
+		}
+	}
+	for name, values := range c.Header {
+		if slices.ContainsFunc(values, func(v string) bool { return strings.Contains(v, request) }) {
+			return fmt.Errorf("header %s: %s", name, want)
+		}
+	}
+	return nil
+}
+
+// withoutPlaceholders is s with a letter for each.
+func withoutPlaceholders(s string) string { return caddy.NewEmptyReplacer().ReplaceAll(s, "x") }
 
 // contradictions refuses what cannot be meant together, though each by itself can.
 // Of values from two places (this check, and the app's defaults) the shorter interval
@@ -298,6 +325,11 @@ func atLine(d *caddyfile.Dispenser, err error) error {
 
 // whole refuses what cannot be meant once everything is filled in.
 func (c Check) whole() error {
+	for option, value := range map[string]string{"path": c.Path, "host": c.Host} {
+		if withoutPlaceholders(value) != value {
+			return fmt.Errorf("%s '%s': there is no such placeholder; want one such as {env.*} or {file.*}, or the value", option, value)
+		}
+	}
 	c.Fast = 0 // of another place, maybe
 	c.Timeout = or(c.Timeout, caddy.Duration(mcphealth.DefaultTimeout))
 	return c.contradictions()

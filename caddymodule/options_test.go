@@ -133,6 +133,31 @@ func note(set map[string]map[string]bool, id string, fields map[string]any) {
 	}
 }
 
+// Placeholders that stay what they are, for they are unknown or mean a request, would be
+// asked for by their names: a server refuses such a Host, and is taken for dead.
+func TestPlaceholdersMustMeanSomething(t *testing.T) {
+	t.Setenv("MCP_HOST", "mcp.example.com")
+	t.Setenv("MCP_PATH", "/mcp")
+	t.Setenv("NO_PATH", "mcp")
+	site := func(option string) string { return "reverse_proxy a:1 {\nlb_policy mcp_health {\n" + option + "\n}\n}" }
+	for _, good := range []string{
+		"host {env.MCP_HOST}", "host {env.MCP_HOST}:8443", "path {env.MCP_PATH}", "path /v1{env.MCP_PATH}?x={env.NO_PATH}",
+		"host {env.UNSET_HOST}", "path {env.UNSET_PATH}", // what is not set is the default
+		`header X-Filter {"a":1}`,
+	} {
+		require.NoError(t, validate(t, "", site(good)), good)
+	}
+	for bad, want := range map[string]string{
+		"host {env.MCP_HOST}{env.MCP_PATH}": "host",
+		"host {evn.MCP_HOST}":               "host '{evn.MCP_HOST}': there is no such placeholder",
+		"path {evn.MCP_PATH}":               "path '{evn.MCP_PATH}': there is no such placeholder",
+		"path {env.NO_PATH}":                "path 'mcp'",
+	} {
+		require.ErrorContains(t, validate(t, "", site(bad)), want, bad)
+	}
+	require.ErrorContains(t, validate(t, "mcp_health {\nhost {host}\n}", site("path /mcp")), "host '{host}': there is no such placeholder")
+}
+
 // names reports whether an error speaks of the option: by its name in quotes, with
 // the prefix of mcp_proxy or without, or by the module that it would load.
 func names(message, option string) bool {

@@ -470,14 +470,7 @@ func TestStickyWithoutOurPolicy(t *testing.T) {
 // Where it is nowhere, sticky is refused before a session is lost by it: also by caddy
 // validate, and wherever the guard stands.
 func TestStickyNeedsThePolicy(t *testing.T) {
-	validate := func(site string) error {
-		text := fmt.Sprintf(globals, storageDir(t), "") + "http://127.0.0.1:1 {\n" + site + "\n}\n"
-		out, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(text), nil)
-		require.NoError(t, err)
-		var cfg caddy.Config
-		require.NoError(t, caddy.StrictUnmarshalJSON(out, &cfg))
-		return caddy.Validate(&cfg)
-	}
+	validate := func(site string) error { return validate(t, "", site) }
 	const guard = "mcp_guard {\nsticky\nsession_key 0123456789abcdef\n}\n"
 	const picks = "reverse_proxy a:1 {\nlb_policy mcp_health\n}"
 	require.ErrorContains(t, validate(guard+"reverse_proxy a:1 b:1"), errNobodyPicks.Error())

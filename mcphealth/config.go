@@ -132,7 +132,7 @@ func (t Target) validateWire(u *url.URL) error {
 			return fmt.Errorf("%w: url: port %s: want 1 to 65535", ErrTarget, port)
 		}
 	}
-	if strings.ContainsAny(t.Host, " /\\@?#") || !printable(t.Host) {
+	if strings.ContainsAny(t.Host, notInHost) || !printable(t.Host) {
 		return fmt.Errorf("%w: host %q: want a name or an address, with a port or without", ErrTarget, t.Host)
 	}
 	for name, values := range t.Header {
@@ -150,6 +150,9 @@ func (t Target) validateWire(u *url.URL) error {
 	}
 	return nil
 }
+
+// notInHost are the letters that net/http sends in no Host header (RFC 3986, 3.2.2).
+const notInHost = " /\\@?#{}<>|^`\""
 
 // ownHeader: a question is none without it, or says another thing.
 func ownHeader(name string) bool {

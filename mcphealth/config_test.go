@@ -1,6 +1,7 @@
 package mcphealth
 
 import (
+	"bytes"
 	"errors"
 	"net/http"
 	"strings"
@@ -36,5 +37,24 @@ func TestTargetRefusesWhatCannotBeSent(t *testing.T) {
 				t.Errorf("the error shows a credential: %v", err)
 			}
 		})
+	}
+}
+
+// A Host is accepted if net/http writes it as it is: it leaves out one that it does not
+// like, such as a placeholder that nobody has replaced, and servers refuse what comes then.
+func TestTargetTakesTheHostsThatCanBeSent(t *testing.T) {
+	for c := byte(' '); c < 0x7f; c++ {
+		host := "a" + string(rune(c)) + "b"
+		req, err := http.NewRequest(http.MethodPost, "http://127.0.0.1/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Host = host
+		var b bytes.Buffer
+		werr := req.Write(&b)
+		sent := werr == nil && strings.Contains(b.String(), "\r\nHost: "+host+"\r\n")
+		if err := (Target{URL: "http://127.0.0.1/mcp", Host: host}).Validate(); (err == nil) != sent {
+			t.Errorf("host %q: Validate() = %v, and written: %v", host, err, sent)
+		}
 	}
 }
