@@ -89,7 +89,10 @@ func secretsInQuery(raw string) []string {
 	var all []string
 	pairs := strings.Split(raw, "&")
 	for i := 0; i < len(pairs); i++ {
-		_, v, _ := strings.Cut(pairs[i], "=")
+		_, v, named := strings.Cut(pairs[i], "=")
+		if !named {
+			v = pairs[i]
+		}
 		if len(v) < minQuerySecret {
 			continue
 		}
