@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"sync"
@@ -375,6 +376,14 @@ func (g *group) warnOnce(dial string, err error) {
 	g.log.Warn("upstream cannot be probed and is always tried", zap.String("upstream", dial), zap.Error(err))
 }
 
+func (g *group) warnTooMany(dial string) {
+	const key = "too many" // no address
+	if !g.warned[key] {
+		g.warned[key] = true
+		g.log.Warn("the source has more upstreams than are checked: the others are always tried", zap.Int("checked", maxDynamic), zap.String("not_checked", dial))
+	}
+}
+
 // unseen is the tier of a dynamic upstream that has no checker yet.
 func (g *group) unseen() mcphealth.Tier {
 	if g.sched.Wait {
@@ -486,18 +495,16 @@ func (g *group) ensure(dials []string) {
 			m.seen.Store(g.age.Load())
 			continue
 		}
-		if all == nil {
-			all = make(map[string]*member, len(old)+len(dials))
-			for d, m := range old {
-				all[d] = m
-			}
-		}
 		if all[dial] != nil {
 			continue
 		}
-		if len(all) >= maxDynamic {
-			g.warnOnce("too many", fmt.Errorf("more than %d upstreams: %s", maxDynamic, dial))
-			break
+		if max(len(old), len(all)) >= maxDynamic {
+			g.warnTooMany(dial)
+			continue // others are known, and were seen
+		}
+		if all == nil {
+			all = make(map[string]*member, len(old)+len(dials))
+			maps.Copy(all, old)
 		}
 		all[dial] = g.newMember(dial)
 	}
