@@ -79,67 +79,78 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect gives the metrics as of now.
 func (collector) Collect(ch chan<- prometheus.Metric) {
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-	}
-	count := func(d *prometheus.Desc, v uint64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
-	}
-	requests := func(key accountKey, n requestCounts) {
-		for i, v := range []uint64{n.OK, n.RPCError, n.ToolError, n.HTTPError, n.Unavailable} {
-			count(descRequests, v, key.upstream, key.path, string(mcphealth.Outcomes()[i]))
-		}
-	}
-	gauge(descHeld, float64(heldNow.Load()))
+	to := sink(ch)
+	to.gauge(descHeld, float64(heldNow.Load()))
 	heldFor.Collect(ch)
-	told := map[*endpoint]bool{}
-	burn := func(ep *endpoint) {
-		if told[ep] {
-			return
-		}
-		told[ep] = true
-		for _, w := range ep.status().Availability {
-			if w.BurnRate != nil {
-				gauge(descBurn, *w.BurnRate, ep.path, w.Window)
-			}
-		}
-	}
+	burning := map[*endpoint]bool{}
 	for _, a := range ledger.nobodies() {
-		requests(a.accountKey, a.requests.now())
+		to.requests(a.accountKey, a.requests.now())
 		if a.endpoint.asked() { // also when its last upstream has gone
-			burn(a.endpoint)
+			burning[a.endpoint] = true
 		}
 	}
 	peers := peersUp()
 	for a, u := range inUseByAccount() {
-		burn(a.endpoint)
-		labels := []string{a.upstream, a.path}
-		with := func(more ...string) []string { return slices.Concat(labels, more) }
-		up := u.State == mcphealth.Up || u.State == mcphealth.UpDegraded
-		gauge(descUp, oneIf(up), labels...)
+		burning[a.endpoint] = true
+		to.upstream(a, u)
 		if n, ok := peers[a]; ok {
-			gauge(descPeers, float64(n), labels...)
+			to.gauge(descPeers, float64(n), a.upstream, a.path)
 		}
-		for _, s := range states {
-			gauge(descState, oneIf(s == u.State), with(string(s))...)
-		}
-		gauge(descSince, unix(&u.Since), with(string(u.State), string(u.Reason))...)
-		gauge(descInfo, 1, with(a.info(u)...)...)
-		for _, w := range warningWords(u.Warnings) {
-			gauge(descWarning, 1, with(w)...)
-		}
-		gauge(descLast, unix(u.LastProbe), labels...)
-		gauge(descNext, unix(u.NextProbe), labels...)
-		gauge(descInterval, u.IntervalS, labels...)
-		for _, n := range u.ProbeCounts {
-			count(descProbes, n.Count, with(string(n.Verdict), string(n.Reason))...)
-		}
-		for _, n := range u.Transitions {
-			count(descTransitions, n.Count, with(string(n.To), string(n.Reason))...)
-		}
-		requests(a.accountKey, u.Requests)
-		ch <- a.durationMetric(labels)
 	}
+	for ep := range burning {
+		to.burn(ep)
+	}
+}
+
+// A sink is where metrics go.
+type sink chan<- prometheus.Metric
+
+func (s sink) gauge(d *prometheus.Desc, v float64, labels ...string) {
+	s <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+}
+
+func (s sink) count(d *prometheus.Desc, v uint64, labels ...string) {
+	s <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+}
+
+func (s sink) requests(key accountKey, n requestCounts) {
+	for i, v := range []uint64{n.OK, n.RPCError, n.ToolError, n.HTTPError, n.Unavailable} {
+		s.count(descRequests, v, key.upstream, key.path, string(mcphealth.Outcomes()[i]))
+	}
+}
+
+func (s sink) burn(ep *endpoint) {
+	for _, w := range ep.status().Availability {
+		if w.BurnRate != nil {
+			s.gauge(descBurn, *w.BurnRate, ep.path, w.Window)
+		}
+	}
+}
+
+// upstream gives all that is known of one.
+func (s sink) upstream(a *account, u upstreamDetail) {
+	labels := []string{a.upstream, a.path}
+	with := func(more ...string) []string { return slices.Concat(labels, more) }
+	s.gauge(descUp, oneIf(isUp(u.State)), labels...)
+	for _, state := range states {
+		s.gauge(descState, oneIf(state == u.State), with(string(state))...)
+	}
+	s.gauge(descSince, unix(&u.Since), with(string(u.State), string(u.Reason))...)
+	s.gauge(descInfo, 1, with(a.info(u)...)...)
+	for _, w := range warningWords(u.Warnings) {
+		s.gauge(descWarning, 1, with(w)...)
+	}
+	s.gauge(descLast, unix(u.LastProbe), labels...)
+	s.gauge(descNext, unix(u.NextProbe), labels...)
+	s.gauge(descInterval, u.IntervalS, labels...)
+	for _, n := range u.ProbeCounts {
+		s.count(descProbes, n.Count, with(string(n.Verdict), string(n.Reason))...)
+	}
+	for _, n := range u.Transitions {
+		s.count(descTransitions, n.Count, with(string(n.To), string(n.Reason))...)
+	}
+	s.requests(a.accountKey, u.Requests)
+	s <- a.durationMetric(labels)
 }
 
 // states are all states.
