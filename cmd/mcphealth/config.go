@@ -260,6 +260,9 @@ func (c targetConfig) target() (t serve.Target, key string, err error) {
 	} else if key, err := c.way(&t); err != nil {
 		return t, key, err
 	}
+	if most := t.Target.WithDefaults().Timeout; t.SlowAfter >= most {
+		return t, "slow_after", fmt.Errorf("slow_after %v %s, %v", t.SlowAfter, neverSlow, most)
+	}
 	if err := t.Validate(); err != nil {
 		text := strings.ReplaceAll(err.Error(), "bad target: ", "")
 		key, _, _ := strings.Cut(text, " ")
@@ -300,8 +303,12 @@ func (c targetConfig) way(t *serve.Target) (key string, err error) {
 		for _, name := range slices.Sorted(maps.Keys(from.values)) {
 			*from.to = append(*from.to, name+from.sep+from.values[name])
 		}
-		if _, err := (headerFlags{plain: h.plain, env: h.env, file: h.file}).header(); err != nil {
+		header, err := (headerFlags{plain: h.plain, env: h.env, file: h.file}).header()
+		if err != nil {
 			return from.key, fmt.Errorf("%s: %w", from.key, withoutFlag(err))
+		}
+		if err := (mcphealth.Target{URL: "http://localhost/", Header: header}).Validate(); err != nil {
+			return from.key, fmt.Errorf("%s: %s", from.key, strings.TrimPrefix(err.Error(), "bad target: "))
 		}
 	}
 	if _, err := h.header(); err != nil {

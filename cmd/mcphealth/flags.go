@@ -146,6 +146,8 @@ func (o *options) settle() error {
 		return fmt.Errorf("--timeout %v: want a positive duration", t.Timeout)
 	case t.SlowAfter < 0:
 		return fmt.Errorf("--slow-after %v: want a positive duration", t.SlowAfter)
+	case t.SlowAfter >= t.Timeout:
+		return fmt.Errorf("--slow-after %v %s, %v", t.SlowAfter, neverSlow, t.Timeout)
 	case t.CallArgs != "" && t.CallTool == "":
 		return errors.New("--args: want --call with the tool that takes them")
 	}
@@ -153,6 +155,9 @@ func (o *options) settle() error {
 	t.Header, err = o.header.header()
 	return err
 }
+
+// neverSlow is what is wrong with an answer that would come too late to be slow.
+const neverSlow = "can never be: want less than the timeout, after which a server counts as dead"
 
 // asFlags names settings as this command does.
 var asFlags = strings.NewReplacer("bad target: ", "", "alive_if ", "--alive-if ", "health_path ", "--health-path ",

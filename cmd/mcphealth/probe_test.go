@@ -174,6 +174,8 @@ func TestUsage(t *testing.T) {
 		{"probe --timeout 0s {}", "--timeout"},
 		{"probe --timeout -1s {}", "--timeout"},
 		{"probe --slow-after -1s {}", "--slow-after"},
+		{"probe --slow-after 5s {}", "--slow-after 5s can never be: want less than the timeout, after which a server counts as dead, 5s"},
+		{"probe --host {host} {}", `host "{host}": want a name`},
 		{"probe --era 2025 {}", "--era"},
 		{"probe --era unknown {}", "--era"},
 		{"probe --alive-if yes {}", "--alive-if"},

@@ -67,6 +67,8 @@ func TestBadServeConfig(t *testing.T) {
 		{"a password in the url", "targets:\n  - name: a\n    url: http://u:hunter2@x/\n", "FILE:3: url: credentials belong into a header"},
 		{"bad era", one + "    era: ancient\n", `FILE:4: era "ancient": want auto, modern, legacy or sse`},
 		{"unknown era", one + "    era: unknown\n", `FILE:4: era "unknown": want auto`},
+		{"slow only when dead", one + "    slow_after: 9s\n", "FILE:4: slow_after 9s can never be: want less than the timeout, after which a server counts as dead, 5s"},
+		{"a header of the probe's own", one + "    header: {Accept: hunter2}\n", "FILE:4: header: header Accept contradicts what a probe sets there itself"},
 		{"bad alive_if", one + "    alive_if: perhaps\n", `FILE:4: alive_if "perhaps": want mcp or any_response`},
 		{"bad health_path", one + "    health_path: health\n", `FILE:4: health_path "health": want a path`},
 		{"no tool", one + "    call: {args: {}}\n", "FILE:4: call: want tool"},
