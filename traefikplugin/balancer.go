@@ -248,7 +248,7 @@ func newRoute(set *settings, b *balancer) *route {
 		if u := set.endpointOf(b.names[i]); u != "" {
 			var err error
 			if s, err = acquire(set, u); err != nil {
-				warnOnce("cannot probe %s: %v", u, err)
+				warnOnce("cannot probe %s: %v", withoutQuery(u), err)
 				r.release()
 				return nil
 			}

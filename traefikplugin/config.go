@@ -201,13 +201,20 @@ func (c *Config) parseWords(s *settings) error {
 		s.paths = []string{"/mcp"}
 	}
 	for i := 0; i < len(s.paths); i++ {
-		if !strings.HasPrefix(s.paths[i], "/") {
-			return bad("paths", s.paths[i], "a path that begins with /")
+		p := s.paths[i]
+		if !strings.HasPrefix(p, "/") {
+			return bad("paths", p, "a path that begins with /")
+		}
+		if strings.ContainsAny(strings.TrimSuffix(p, "*"), "*?#") { // no request would match
+			return bad("paths", withoutQuery(p), "a path, with * at the end alone and without a query, which the URL under upstreams may have")
 		}
 	}
 	s.statusPath = c.StatusPath
 	if s.statusPath != "" && !strings.HasPrefix(s.statusPath, "/") {
 		return bad("statusPath", s.statusPath, "a path that begins with /")
+	}
+	if strings.ContainsAny(s.statusPath, "*?#") {
+		return bad("statusPath", s.statusPath, "one path, without * and without a query")
 	}
 	return nil
 }
@@ -230,9 +237,6 @@ func (c *Config) parseSticky(s *settings) error {
 
 func (c *Config) parseTarget(s *settings) error {
 	s.target.Host = c.Host
-	if strings.ContainsAny(c.Host, "/ \r\n") {
-		return bad("host", c.Host, "a host name, with a port if need be")
-	}
 	s.target.ExpectTools = list(c.ExpectTools)
 	s.target.AliveIf = mcphealth.AliveIf(c.AliveIf)
 	switch s.target.AliveIf {
@@ -241,9 +245,6 @@ func (c *Config) parseTarget(s *settings) error {
 		return bad("aliveIf", c.AliveIf, "mcp or any_response")
 	}
 	for k, v := range c.Headers {
-		if !isToken(k) || strings.ContainsAny(v, "\r\n\x00") {
-			return fmt.Errorf("%w: headers %q: want a header name with a value of one line", errConfig, k)
-		}
 		if http.CanonicalHeaderKey(k) == "Host" {
 			return fmt.Errorf("%w: headers %q: want it as the key host", errConfig, k)
 		}
@@ -251,6 +252,9 @@ func (c *Config) parseTarget(s *settings) error {
 			s.target.Header = http.Header{}
 		}
 		s.target.Header.Set(k, v)
+	}
+	if err := s.validProbe(); err != nil {
+		return err
 	}
 	s.upstreams = list(c.Upstreams)
 	for i := 0; i < len(s.upstreams); i++ {
@@ -261,6 +265,25 @@ func (c *Config) parseTarget(s *settings) error {
 		}
 	}
 	return nil
+}
+
+// validProbe refuses what would only fail when a server is to be probed.
+func (s *settings) validProbe() error {
+	t := mcphealth.Target{URL: "http://localhost" + s.probed()}
+	if t.Validate() != nil {
+		return bad("paths", s.paths[0], "a path that can stand in a URL")
+	}
+	t.Host = s.target.Host
+	t.Header = s.target.Header
+	err := t.Validate()
+	if err == nil {
+		return nil
+	}
+	text := strings.TrimPrefix(err.Error(), mcphealth.ErrTarget.Error()+": ")
+	if !strings.HasPrefix(text, "host ") {
+		text = "headers: " + text
+	}
+	return fmt.Errorf("%w: %s", errConfig, text)
 }
 
 // list drops the blanks that a string with commas leaves.
@@ -304,18 +327,6 @@ func count(key, s string, without int) (int, error) {
 		return 0, bad(key, s, "a whole number from 1 on")
 	}
 	return n, nil
-}
-
-// isToken: a header name (RFC 9110 §5.6.2).
-func isToken(s string) bool {
-	for i := 0; i < len(s); i++ {
-		c := s[i]
-		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
-		if !letter && !strings.ContainsRune("!#$%&'*+-.^_`|~", rune(c)) {
-			return false
-		}
-	}
-	return s != ""
 }
 
 // isMCP reports whether a path is an MCP endpoint. What clients ask at well-known

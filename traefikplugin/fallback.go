@@ -106,7 +106,7 @@ func (s *settings) acquireAll() []*server {
 	for i := 0; i < len(s.upstreams); i++ {
 		one, err := acquire(s, s.upstreams[i])
 		if err != nil {
-			warnOnce("cannot probe %s: %v", s.upstreams[i], err)
+			warnOnce("cannot probe %s: %v", withoutQuery(s.upstreams[i]), err)
 			continue
 		}
 		all = append(all, one)
@@ -203,6 +203,9 @@ func proxyTo(upstream string) http.Handler {
 			p.Out.URL.Path = to.Path
 			p.Out.URL.RawPath = to.RawPath
 			forward(p)
+			if to.RawQuery != "" { // as its probes have it
+				p.Out.URL.RawQuery = strings.TrimSuffix(to.RawQuery+"&"+p.Out.URL.RawQuery, "&")
+			}
 		},
 		Transport:     directTransport,
 		FlushInterval: -1,

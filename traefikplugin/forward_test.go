@@ -43,3 +43,16 @@ func TestProxyForwards(t *testing.T) {
 		})
 	}
 }
+
+// What the upstream's own URL asks for, such as a key, comes before the client's query.
+func TestProxyForwardsTheUpstreamsQuery(t *testing.T) {
+	var got string
+	upstream := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got = r.URL.RawQuery }))
+	defer upstream.Close()
+	for client, want := range map[string]string{"": "key=k", "?a=1;b=%zz": "key=k&a=1;b=%zz"} {
+		proxyTo(upstream.URL+"/mcp?key=k").ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "http://mcp.example/mcp"+client, nil))
+		if got != want {
+			t.Errorf("query %q, want %q", got, want)
+		}
+	}
+}

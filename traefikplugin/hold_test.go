@@ -135,7 +135,7 @@ func TestWakeInOrder(t *testing.T) {
 // endpoints, from the start.
 func TestNotFound(t *testing.T) {
 	ctx, _ := onRouter(t, "app@file")
-	h := newHandler(t, ctx, http.NotFoundHandler(), Config{Mode: modeFallback, Hold: "0", AbsentAfter: "300ms", Paths: []string{"/mcp", "/tools/*", "/*/mcp"}})
+	h := newHandler(t, ctx, http.NotFoundHandler(), Config{Mode: modeFallback, Hold: "0", AbsentAfter: "300ms", Paths: []string{"/mcp", "/tools/*"}})
 	tests := []struct {
 		path string
 		want int

@@ -37,6 +37,9 @@ func New(ctx context.Context, next http.Handler, config *Config, name string) (h
 	if err != nil {
 		return nil, err
 	}
+	if !set.sticky && config != nil && config.SessionKey+config.SessionGrace != "" {
+		warnOnce("%s: sessionKey and sessionGrace have no effect without sticky", name)
+	}
 	k := &keeper{set: set, group: join(groupOf(ctx, name)), router: routerOf(ctx), ctx: ctx}
 	l := live(ctx)
 	l.later(func() { k.group.leave() })

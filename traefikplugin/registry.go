@@ -152,12 +152,21 @@ func logChange(c mcphealth.Change) {
 	defer func() { complain("logChange", recover()) }()
 	switch {
 	case c.To == mcphealth.Down:
-		warn("%s is down: %s (%s)", c.URL, c.Reason, c.Detail)
+		warn("%s is down: %s (%s)", withoutQuery(c.URL), c.Reason, c.Detail)
 	case c.From == mcphealth.Down:
-		warn("%s is %s again (%s)", c.URL, c.To, c.Reason)
+		warn("%s is %s again (%s)", withoutQuery(c.URL), c.To, c.Reason)
 	default:
-		tell("%s is %s (%s)", c.URL, c.To, c.Reason)
+		tell("%s is %s (%s)", withoutQuery(c.URL), c.To, c.Reason)
 	}
+}
+
+// withoutQuery is a URL as it is shown: its query may hold a key.
+func withoutQuery(url string) string {
+	before, _, cut := strings.Cut(url, "?")
+	if cut {
+		return before + "?…"
+	}
+	return url
 }
 
 // alert is how crypto/tls says that the other side ended a handshake: a server lives
@@ -179,7 +188,7 @@ func (s *server) tier(canHold bool) mcphealth.Tier {
 	now := s.checker.Snapshot()
 	if now.Last.Reason == mcphealth.TLS && !s.proved.Load() && strings.Contains(now.Last.Detail, alert) {
 		warnOnce("%s refuses our TLS handshake (%s): if it wants what the serversTransport has, such as a client "+
-			"certificate, it cannot be probed; it is left in the load balancer", now.URL, now.Last.Detail)
+			"certificate, it cannot be probed; it is left in the load balancer", withoutQuery(now.URL), now.Last.Detail)
 		return mcphealth.TierSuspect
 	}
 	if t == mcphealth.TierDown {

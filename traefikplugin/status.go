@@ -42,7 +42,7 @@ func serveStatus(rw http.ResponseWriter, req *http.Request) {
 	all := servers()
 	doc := statusDocument{Servers: []mcphealth.Snapshot{}, Endpoints: endpointDocuments(), Held: held(), LostSessions: lostSessions.Load()}
 	for i := 0; i < len(all); i++ {
-		doc.Servers = append(doc.Servers, all[i].checker.Snapshot())
+		doc.Servers = append(doc.Servers, shownSnapshot(all[i].checker.Snapshot()))
 	}
 	body, err := json.MarshalIndent(doc, "", "  ")
 	if err != nil {
@@ -51,6 +51,17 @@ func serveStatus(rw http.ResponseWriter, req *http.Request) {
 	}
 	rw.Header().Set("Content-Type", "application/json")
 	_, _ = rw.Write(body)
+}
+
+// shownSnapshot is s with its URLs as they are shown.
+func shownSnapshot(s mcphealth.Snapshot) mcphealth.Snapshot {
+	s.URL = withoutQuery(s.URL)
+	s.Last.URL = s.URL
+	s.Changes = append([]mcphealth.Change{}, s.Changes...)
+	for i := 0; i < len(s.Changes); i++ {
+		s.Changes[i].URL = s.URL
+	}
+	return s
 }
 
 func wantsMetrics(accept string) bool {

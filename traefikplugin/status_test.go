@@ -1,11 +1,14 @@
 package traefikplugin
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
@@ -88,5 +91,58 @@ func TestEscape(t *testing.T) {
 		if got := escape(in); got != want {
 			t.Errorf("escape(%q) = %q, want %q", in, got, want)
 		}
+	}
+}
+
+// lines is what was logged.
+type lines struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// The query of an upstream may hold a key: it shows nowhere.
+func TestNoQueryShows(t *testing.T) {
+	logged := &lines{}
+	before := log.Writer()
+	log.SetOutput(logged)
+	defer log.SetOutput(before)
+	a := startMCP(t)
+	ctx, _ := onRouter(t, "keyed@file")
+	h := newHandler(t, ctx, http.NotFoundHandler(), Config{Mode: modeFallback, StatusPath: "/status", Hold: "100ms", Upstreams: []string{a.URL + "/mcp?key=s3cret-s3cret"}})
+	awaitState(t, "up", a)
+	a.stop()
+	awaitState(t, "down", a)
+	await(t, "a line", func() bool { return strings.Contains(logged.String(), a.URL+"/mcp?… is down") })
+	a.start()
+	awaitState(t, "up", a)
+	rec := httptest.NewRecorder()
+	h.ServeHTTP(rec, httptest.NewRequest("GET", "/status", nil))
+	if shown := logged.String() + rec.Body.String() + metricsOf(t, h); strings.Contains(shown, "s3cret") || !strings.Contains(rec.Body.String(), a.URL+"/mcp?…") {
+		t.Errorf("the key shows, or no URL:\n%s", shown)
+	}
+}
+
+// Settings that do nothing are said to.
+func TestSessionSettingsWithoutSticky(t *testing.T) {
+	logged := &lines{}
+	before := log.Writer()
+	log.SetOutput(logged)
+	defer log.SetOutput(before)
+	ctx, _ := onRouter(t, "idle@file")
+	newHandler(t, ctx, http.NotFoundHandler(), Config{SessionKey: "0123456789abcdef"})
+	if !strings.Contains(logged.String(), "no effect without sticky") {
+		t.Errorf("logged %q", logged)
 	}
 }
