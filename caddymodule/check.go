@@ -479,7 +479,7 @@ func parseShare(s string) (*float64, error) {
 		return new(float64), nil
 	}
 	n, err := strconv.ParseFloat(strings.TrimSuffix(s, "%"), 64)
-	if err != nil || !strings.HasSuffix(s, "%") || n <= 0 || n >= 100 {
+	if err != nil || !strings.HasSuffix(s, "%") || !(n > 0 && n < 100) { // NaN is neither
 		return nil, fmt.Errorf("'%s': want a percentage such as 50%%, or off", s)
 	}
 	n /= 100

@@ -2,6 +2,7 @@ package caddymodule
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -54,7 +55,7 @@ func (f Fleet) validFleet() error {
 		return fmt.Errorf("probe_ceiling %d: want a number, 1 or more", f.ProbeCeiling)
 	}
 	if b := f.ProbeBudget; b != nil {
-		if b.PerSecond <= 0 || b.Edges < 1 {
+		if !(b.PerSecond > 0 && b.PerSecond <= math.MaxFloat64) || b.Edges < 1 { // NaN is neither
 			return fmt.Errorf("probe_budget: %v per second for %d edges: want more than 0 per second and at least one edge", b.PerSecond, b.Edges)
 		}
 		if float64(b.Edges)/b.PerSecond > maxFloor.Seconds() {

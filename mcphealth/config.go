@@ -308,7 +308,7 @@ func (s Schedule) Validate() error {
 		return fmt.Errorf("%w: fall %d: want 1 or more", ErrSchedule, s.Fall)
 	case s.Rise < 0:
 		return fmt.Errorf("%w: rise %d: want 1 or more", ErrSchedule, s.Rise)
-	case s.ErrorRate < 0 || s.ErrorRate >= 1:
+	case !(s.ErrorRate >= 0 && s.ErrorRate < 1): // NaN is neither
 		return fmt.Errorf("%w: error rate %v: want a share of at least 0 and less than 1", ErrSchedule, s.ErrorRate)
 	}
 	return nil

@@ -3,6 +3,7 @@ package mcphealth
 import (
 	"bytes"
 	"errors"
+	"math"
 	"net/http"
 	"strings"
 	"testing"
@@ -37,6 +38,15 @@ func TestTargetRefusesWhatCannotBeSent(t *testing.T) {
 				t.Errorf("the error shows a credential: %v", err)
 			}
 		})
+	}
+}
+
+// What is no number is no share: each call would be one too many.
+func TestScheduleRefusesNoNumber(t *testing.T) {
+	for _, rate := range []float64{math.NaN(), math.Inf(1), -0.1, 1} {
+		if err := (Schedule{ErrorRate: rate}).Validate(); !errors.Is(err, ErrSchedule) {
+			t.Errorf("ErrorRate %v: Validate() = %v, want an ErrSchedule", rate, err)
+		}
 	}
 }
 
