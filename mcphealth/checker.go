@@ -75,6 +75,8 @@ type Checker struct {
 	nextID    int
 	onChange  map[int]func(Change)
 	onResult  map[int]func(Result)
+	news      []Change // that the listeners have yet to hear of
+	telling   bool     // they are being told
 }
 
 // alarm is what brought a probe forward.
@@ -183,8 +185,8 @@ func (c *Checker) Tier() Tier { return Tier(c.tier.Load()) }
 // Snapshot is all that is known now.
 func (c *Checker) Snapshot() Snapshot { return c.snap.Load().(Snapshot) }
 
-// OnChange has f called after each change of state or reason, in order, with no
-// lock held. f must not block for long: the next probe waits for it.
+// OnChange has f called after each change of state or reason, in order and never twice at
+// once, with no lock held. f must not block for long: the next probe waits for it.
 func (c *Checker) OnChange(f func(Change)) (cancel func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -377,9 +379,9 @@ func (c *Checker) conclude(r Result, start time.Time, why alarm, alone bool) {
 	}
 	news := !alone || c.contradicts(vote)
 	c.saw(vote, start)
-	change, changed := c.count(r, vote, 1)
+	c.count(r, vote, 1)
 	c.after(r, start, why)
-	changes, results := c.listeners()
+	_, results := c.listeners()
 	c.mu.Unlock()
 
 	if r.Verdict.Vote() > 0 && !c.sched.NoWatch {
@@ -390,9 +392,7 @@ func (c *Checker) conclude(r Result, start time.Time, why alarm, alone bool) {
 	for i := 0; i < len(results); i++ {
 		results[i](r)
 	}
-	for i := 0; changed && i < len(changes); i++ {
-		changes[i](change)
-	}
+	c.tellChanges()
 	if news && c.sched.Tell != nil {
 		c.sched.Tell(r)
 	}
@@ -431,8 +431,8 @@ func (c *Checker) starting(r Reason) bool {
 	return (r == Refused || r == DNS) && c.threshold.state == StateUnknown && time.Since(c.born) < startGrace
 }
 
-// count moves the state by the vote and stores the snapshot.
-func (c *Checker) count(r Result, vote Verdict, probes uint64) (Change, bool) {
+// count moves the state by the vote and stores the snapshot; tellChanges tells of it.
+func (c *Checker) count(r Result, vote Verdict, probes uint64) {
 	s := c.Snapshot()
 	before := s.State
 	c.threshold.lenient = c.starting(r.Reason)
@@ -451,11 +451,11 @@ func (c *Checker) count(r Result, vote Verdict, probes uint64) (Change, bool) {
 	}
 	moved := s.State != before
 	change := Change{URL: r.URL, From: before, To: s.State, Verdict: r.Verdict, Reason: reason, Detail: detail, At: time.Now()}
-	changed := moved || reason != s.Reason
 	if moved {
 		s.Since = change.At
 	}
-	if changed {
+	if moved || reason != s.Reason {
+		c.news = append(c.news, change)
 		keep := s.Changes
 		if len(keep) >= maxChanges {
 			keep = keep[len(keep)-maxChanges+1:]
@@ -465,7 +465,27 @@ func (c *Checker) count(r Result, vote Verdict, probes uint64) (Change, bool) {
 	s.Reason = reason
 	c.snap.Store(s)
 	c.tier.Store(int32(c.tierOf(s.State)))
-	return change, changed
+}
+
+// tellChanges tells the listeners of the changes so far. Where a probe and another edge
+// (Hear) make some at the same time, one of the two goroutines does so for both.
+func (c *Checker) tellChanges() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for !c.telling && len(c.news) > 0 {
+		news := c.news
+		c.news = nil
+		changes, _ := c.listeners()
+		c.telling = true
+		c.mu.Unlock()
+		for _, n := range news {
+			for i := 0; i < len(changes); i++ {
+				changes[i](n)
+			}
+		}
+		c.mu.Lock()
+		c.telling = false
+	}
 }
 
 func (c *Checker) tierOf(s State) Tier {
@@ -497,9 +517,12 @@ func (c *Checker) after(r Result, start time.Time, why alarm) {
 	case c.threshold.state == Down || r.Verdict == Unknown && !c.threshold.up():
 		pause = c.backOff()
 	}
-	if r.Verdict.Vote() > 0 {
+	switch {
+	case r.Verdict.Vote() > 0:
 		c.fresh = 0
 		c.falseAlarm(why)
+	case r.Verdict == Unknown && why > asked: // asking at once again would find out no more
+		c.doubt[why] = time.Now().Add(c.sched.Fast)
 	}
 	if (why == rumor || why == dispute) && r.Verdict.Vote()*c.opinions.heard < 0 {
 		c.doubt[why] = time.Now().Add(c.sched.Interval) // this edge has made sure

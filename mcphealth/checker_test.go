@@ -571,6 +571,23 @@ func TestFalseAlarmsAreFew(t *testing.T) {
 	})
 }
 
+// Nor do alarms bring many where the probes cannot find out, as on a machine without files.
+func TestAlarmsWithoutAFindingAreFew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "picky"} // unknown (host_guessed)
+		c := b.checker(t, Schedule{})
+		for range 1000 {
+			time.Sleep(10 * time.Millisecond)
+			c.Sent()
+			c.Failed(Reset)
+		}
+		wantState(t, c, StateUnknown, HostGuessed)
+		if n := c.Snapshot().Probes; n > 13 {
+			t.Errorf("%d probes in 10 s that found nothing out, want about one per second", n)
+		}
+	})
+}
+
 func TestInitialWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &bubble{mode: "hang"}

@@ -268,7 +268,8 @@ type Schedule struct {
 	// disagree: then each of them probes for itself.
 	Lease func(urgent bool) time.Duration
 	// Tell, if set, is called after each probe whose result is news for the edges that
-	// Lease keeps from probing, as Checker.OnResult's function is.
+	// Lease keeps from probing, as Checker.OnResult's function is. A result without a vote
+	// is none: it calls for giving the lease back, for another edge may find out more.
 	Tell func(Result)
 }
 

@@ -157,13 +157,12 @@ func (c *Checker) contradicts(vote Verdict) bool {
 
 // Hear counts what another edge, whose name is from, found out just now as a probe of
 // one's own, and puts the next one off: it is due when nothing has been heard for a fifth
-// more than an interval. OnChange is told, OnResult is not. What this edge has seen
-// itself outranks what it hears, which then counts for nothing and has it look again:
+// more than an interval. OnChange is told, OnResult is not. A result without a vote is no
+// finding, and says nothing: that edge may lack files, or a credential. What this edge has
+// seen itself outranks what it hears, which then counts for nothing and has it look again:
 //
 //   - A dead vote is none where clients had answers from here within the fast interval,
 //     or, if it is about silence, the whole one.
-//   - Who could not find out has nothing to say to one that could: it may lack files, or
-//     a credential, and hold the lease all the same.
 //   - No vote counts against what the last probe from here found, within an interval and
 //     a third.
 //   - Votes of one other edge alone take nothing down: its own network may be broken. A
@@ -172,7 +171,7 @@ func (c *Checker) contradicts(vote Verdict) bool {
 func (c *Checker) Hear(from string, r Result) {
 	c.mu.Lock()
 	sign := r.Verdict.Vote()
-	if c.closed || c.paused || !c.started || sign == 0 && c.threshold.state != StateUnknown {
+	if c.closed || c.paused || !c.started || sign == 0 {
 		c.mu.Unlock()
 		return
 	}
@@ -189,16 +188,12 @@ func (c *Checker) Hear(from string, r Result) {
 		counts, look, spread = false, rumor, confirmAfter
 		c.suspect()
 	}
-	if sign != 0 {
-		c.opinions.heard = sign
-		c.opinions.heardAt = c.clock()
-	}
-	var change Change
-	changed := false
+	c.opinions.heard = sign
+	c.opinions.heardAt = c.clock()
 	if counts {
 		before := c.threshold.state
 		c.heard(from, sign)
-		change, changed = c.count(r, r.Verdict, 0)
+		c.count(r, r.Verdict, 0)
 		if sign > 0 {
 			c.fresh = 0
 			if c.alarm != dispute {
@@ -210,11 +205,8 @@ func (c *Checker) Hear(from string, r Result) {
 		}
 	}
 	c.put(look, spread)
-	changes, _ := c.listeners()
 	c.mu.Unlock()
-	for i := 0; changed && i < len(changes); i++ {
-		changes[i](change)
-	}
+	c.tellChanges()
 }
 
 // put plans the next probe after something was heard: soon, at a random moment within
@@ -251,11 +243,16 @@ func (c *Checker) answeredWithin(d time.Duration) bool {
 	return last > 0 && c.clock()-last < int64(d)
 }
 
-// ProbeWithin has the upstream asked at a random moment within d, or when it is due.
+// ProbeWithin has the upstream asked at a random moment within d, or when it is due. Under
+// a floor that is one within the floor, for other edges are told the same just now.
 func (c *Checker) ProbeWithin(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.closed && !c.paused && c.started && !c.running {
-		c.hurry(c.share(d)+time.Nanosecond, none)
+	switch {
+	case c.closed || c.paused || !c.started || c.running:
+	case c.sched.Floor > 0 && c.alarm == none: // what was heard has put it off by less
+		c.due(c.patience(none))
+	default:
+		c.hurry(atLeast(c.share(d)+time.Nanosecond, c.patience(none)), none)
 	}
 }

@@ -35,7 +35,7 @@ func (f *fleetOf) lease(edge int64, length time.Duration) func(bool) time.Durati
 }
 
 // newFleet starts edges, each of which sees the upstream as at says.
-func newFleet(t *testing.T, at func(edge int) *bubble, size int) *fleetOf {
+func newFleet(t *testing.T, at func(edge int) *bubble, size int, floor time.Duration) *fleetOf {
 	f := &fleetOf{}
 	for i := range size {
 		tell := func(r Result) {
@@ -52,7 +52,7 @@ func newFleet(t *testing.T, at func(edge int) *bubble, size int) *fleetOf {
 				}
 			}
 		}
-		c := at(i).idle(t, Schedule{NoWatch: true, Lease: f.lease(int64(i+1), 12*time.Second), Tell: tell})
+		c := at(i).idle(t, Schedule{NoWatch: true, Floor: floor, Lease: f.lease(int64(i+1), 12*time.Second), Tell: tell})
 		f.edges = append(f.edges, c)
 	}
 	for _, c := range f.edges {
@@ -67,7 +67,7 @@ func newFleet(t *testing.T, at func(edge int) *bubble, size int) *fleetOf {
 func TestShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &bubble{mode: "modern"}
-		f := newFleet(t, func(int) *bubble { return b }, 10)
+		f := newFleet(t, func(int) *bubble { return b }, 10, 0)
 		time.Sleep(10 * time.Minute)
 		for _, c := range f.edges {
 			wantState(t, c, Up, OK)
@@ -109,6 +109,35 @@ func TestShare(t *testing.T) {
 	})
 }
 
+// A budget holds also when the store goes away, of which all edges learn in one instant.
+func TestShareFloor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const edges, floor = 100, 50 * time.Second // 2 per second
+		b := &bubble{mode: "modern"}
+		f := newFleet(t, func(int) *bubble { return b }, edges, floor)
+		time.Sleep(10 * time.Minute)
+		f.away.Store(true)
+		for _, c := range f.edges {
+			c.ProbeWithin(5 * time.Second)
+		}
+		before := b.probes()
+		time.Sleep(3 * floor)
+		synctest.Wait()
+		asked := b.asked[before:]
+		if n := len(asked); n < 2*edges || n > 3*edges+edges/10 {
+			t.Errorf("%d probes within three floors without a store, want about one of each of %d edges in each", n, edges)
+		}
+		for i, from := 0, 0; i < len(asked); i++ {
+			for asked[i].Sub(asked[from]) >= time.Second {
+				from++
+			}
+			if n := i - from + 1; n > 12 { // 2 on average
+				t.Fatalf("%d probes within a second, %v after the store went, want about 2", n, asked[i].Sub(asked[0]))
+			}
+		}
+	})
+}
+
 // A network breaks between some edges and the upstream: on each edge the verdict changes
 // as often as what that edge can reach, and no edge takes another one's upstream away.
 func TestSharePartition(t *testing.T) {
@@ -129,7 +158,7 @@ func partition(t *testing.T, blind int, traffic bool) {
 		}
 		return here
 	}
-	f := newFleet(t, at, 10)
+	f := newFleet(t, at, 10, 0)
 	moves := make([]atomic.Int64, 10)
 	for i, c := range f.edges {
 		c.OnChange(func(ch Change) {
@@ -203,7 +232,7 @@ func partition(t *testing.T, blind int, traffic bool) {
 func TestShareLostRoute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &bubble{mode: "modern"}
-		f := newFleet(t, func(int) *bubble { return b }, 3)
+		f := newFleet(t, func(int) *bubble { return b }, 3, 0)
 		time.Sleep(time.Minute)
 		b.set("gone")
 		time.Sleep(12 * time.Second)
@@ -290,6 +319,59 @@ func TestHearNothing(t *testing.T) {
 		}
 		if s := c.Snapshot(); s.Last.Verdict != Ready {
 			t.Errorf("Last = %s %s, want what this edge has found out itself", s.Last.Verdict, s.Last.Reason)
+		}
+	})
+}
+
+// Nor one that has just started, and does not serve before it knows something.
+func TestHearNothingAtTheStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		leased := true
+		c := b.idle(t, Schedule{NoWatch: true, Wait: true, Lease: func(bool) time.Duration {
+			if leased {
+				leased = false
+				return 2 * time.Second
+			}
+			return 0
+		}})
+		c.Start()
+		for range 5 {
+			time.Sleep(time.Second)
+			c.Hear("x", Result{Verdict: Unknown, Reason: ProbeRejected})
+		}
+		wantState(t, c, Up, OK)
+	})
+}
+
+// What a probe and what another edge finds out at the same time is told one after the
+// other, in order.
+func TestChangesInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.idle(t, Schedule{NoWatch: true, Lease: func(bool) time.Duration { return time.Hour }})
+		slow := make(chan struct{})
+		var seen []State
+		inside := 0
+		c.OnChange(func(ch Change) {
+			if inside++; inside > 1 {
+				t.Errorf("told of %s while being told of another change", ch.To)
+			}
+			if ch.To == Up {
+				<-slow
+			}
+			seen = append(seen, ch.To)
+			inside--
+		})
+		c.Start()
+		go c.Hear("x", Result{Verdict: Ready, Reason: OK})
+		synctest.Wait()
+		c.Hear("x", Result{Verdict: Dead, Reason: Refused})
+		c.Hear("y", Result{Verdict: Dead, Reason: Refused})
+		close(slow)
+		synctest.Wait()
+		if len(seen) != 2 || seen[0] != Up || seen[1] != Down {
+			t.Errorf("told of %v, want up and then down", seen)
 		}
 	})
 }
