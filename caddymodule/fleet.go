@@ -25,7 +25,9 @@ type Fleet struct {
 	// out, so that one of them probes: `redis://[[user]:password@]host[:port][/db]`
 	// or `rediss://…`. Global placeholders are replaced. While it is away, every edge
 	// probes for itself. Checks with a header whose value is written out instead of
-	// taken from a placeholder are not shared. Default: none
+	// taken from a placeholder are not shared, nor are those of loopback and link-local
+	// addresses and unix sockets, which are each machine's own, unless the store is at
+	// one too. Default: none
 	Share string `json:"share,omitempty"`
 }
 

@@ -257,7 +257,7 @@ func (g *group) failedPick(r *http.Request, m *member, sent bool) {
 		m.settled()
 	case g.rematches.Load():
 		m.settled()
-		m.probe()
+		m.doubted() // the tries of many clients bring few probes
 	case sent:
 		m.failed(mcphealth.Reset)
 	default:

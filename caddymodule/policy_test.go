@@ -6,6 +6,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/stretchr/testify/require"
@@ -85,6 +86,22 @@ func TestPolicyIsAskedAgain(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Where answers can lead to another try, what clients cause brings few probes.
+func TestPolicyRetriesBringFewProbes(t *testing.T) {
+	a, b := newServer(t, "a"), newServer(t, "b")
+	p, h := provisioned(t, `{"policy":"mcp_health","interval":"1h","fallback":{"policy":"first"}},"retries":3,"retry_match":[{"method":["POST"]}],"try_interval":0,"try_duration":0`, a.addr, b.addr)
+	waitState(t, a.addr, mcphealth.Up)
+	waitState(t, b.addr, mcphealth.Up)
+	for range 100 {
+		r := request(t)
+		tr := &transit{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: httptest.NewRecorder()}, req: r}
+		require.Equal(t, a.addr, p.Select(h.Upstreams, r, tr).Dial)
+		require.Equal(t, b.addr, p.Select(h.Upstreams, r, tr).Dial)
+		time.Sleep(5 * time.Millisecond)
+	}
+	require.LessOrEqual(t, a.probes.Load(), int64(3))
 }
 
 // Without a guard, too, the next try goes elsewhere.

@@ -82,6 +82,7 @@ type entry struct {
 	address  string
 	interval time.Duration
 	shared   string // its name among edges; "" = what is found out is not shared
+	own      bool   // its address is another server's on each machine
 	checker  *mcphealth.Checker
 	account  *account     // what is counted of it
 	lost     atomic.Int64 // sessions that went away with it
@@ -143,7 +144,7 @@ func (p *pool) acquire(q question, upstream string, owner *App, line func() *mcp
 	}
 	*e = entry{
 		id: id, upstream: upstream, path: pathOf(q.Target.URL), host: q.Target.Host,
-		network: q.Network, address: q.Address, interval: q.Schedule.Interval, shared: q.share(),
+		network: q.Network, address: q.Address, interval: q.Schedule.Interval, shared: q.share(), own: isOwn(q.Network, q.Address),
 		header: q.Target.Header, sent: target.Header,
 		checker: checker, refs: 1, owner: owner,
 		account: ledger.open(upstream, pathOf(q.Target.URL)),

@@ -8,7 +8,9 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"net"
 	"net/http"
+	"net/netip"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -49,15 +51,22 @@ const (
 // lives as long.
 type sharer struct {
 	client *redis.Client
-	edge   string // this process, in this configuration
+	local  bool   // the store is on this machine, and so is who uses it
 	pubsub string // the name of the channel
 	log    *zap.Logger
 	away   atomic.Int64 // until then the store is not asked, as clock says
 	silent atomic.Bool  // it is away, and that was said
 	hears  atomic.Bool  // it is listened to
+	ended  atomic.Bool  // stop was called
 	cancel context.CancelFunc
 	done   chan struct{}
 }
+
+// edgeName is this process to the others, over all of its configurations.
+var edgeName = rand.Text()
+
+// maxEdgeName is how long another one's may be, in bytes: twice ours.
+const maxEdgeName = 64
 
 // errShareURL is a store that cannot be one. What was written is not repeated: it may
 // hold a password.
@@ -82,7 +91,7 @@ func newSharer(url string, log *zap.Logger) (*sharer, error) {
 	options.ContextTimeoutEnabled = true
 	options.MaxRetries = -1
 	redis.SetLogger(quiet{})
-	return &sharer{client: redis.NewClient(options), edge: rand.Text(), log: log, done: make(chan struct{}),
+	return &sharer{client: redis.NewClient(options), local: isOwn(options.Network, options.Addr), log: log, done: make(chan struct{}),
 		pubsub: sharePrefix + "results:" + strconv.Itoa(options.DB)}, nil
 }
 
@@ -102,6 +111,7 @@ func (s *sharer) start() {
 
 // stop ends that, and waits for it.
 func (s *sharer) stop() {
+	s.ended.Store(true)
 	if s.cancel != nil {
 		s.cancel()
 		<-s.done
@@ -127,6 +137,7 @@ func (s *sharer) run(ctx context.Context) {
 
 // listen hears what other edges tell until the store is lost.
 func (s *sharer) listen(ctx context.Context) error {
+	defer caught("listening to the store")
 	sub := s.client.Subscribe(ctx, s.pubsub)
 	defer sub.Close()
 	if _, err := sub.ReceiveTimeout(ctx, storeTimeout); err != nil {
@@ -159,7 +170,7 @@ func (s *sharer) listen(ctx context.Context) error {
 // lost notes that the store is away, for a moment: until then all edges probe. Who has
 // trusted in others does so within half an interval.
 func (s *sharer) lost(err error) {
-	if errors.Is(err, redis.ErrClosed) {
+	if s.ended.Load() {
 		return // by stop: another configuration has a sharer of its own
 	}
 	s.away.Store(clock() + int64(storeRetry))
@@ -168,7 +179,7 @@ func (s *sharer) lost(err error) {
 	}
 	s.log.Warn("the store of shared verdicts is away: this edge probes all its upstreams itself", zap.Error(err))
 	for _, e := range checkers.list() {
-		if e.shared != "" {
+		if s.shares(e) {
 			e.checker.ProbeWithin(e.interval / 2)
 		}
 	}
@@ -201,39 +212,52 @@ type told struct {
 // receive hears one message. Whoever can write into the store may have written it.
 func (s *sharer) receive(payload string) {
 	var t told
-	if len(payload) > maxTold || json.Unmarshal([]byte(payload), &t) != nil || t.Edge == s.edge {
+	if len(payload) > maxTold || json.Unmarshal([]byte(payload), &t) != nil || len(t.Edge) > maxEdgeName || t.Edge == edgeName {
 		return
 	}
+	if s != currentSharer() {
+		return // around a reload two listen, and each verdict counts once
+	}
 	for _, e := range checkers.sharing(t.Key) {
-		e.hear(t)
+		if s.shares(e) {
+			e.hear(t)
+		}
 	}
 }
 
 // maxTold is how long a message may be: what mcphealth.ReadShared takes, and the rest.
 const maxTold = 10 << 10
 
-// hear counts what another edge found out, if it is to be believed.
+// hear counts what another edge found out, if it did and is to be believed.
 func (e *entry) hear(t told) bool {
 	r, err := mcphealth.ReadShared(t.Result)
-	if err == nil {
-		e.checker.Hear(t.Edge, r)
+	if err != nil || r.Verdict.Vote() == 0 {
+		return false
 	}
-	return err == nil
+	e.checker.Hear(t.Edge, r)
+	return true
 }
 
-// tell passes on what a probe here found out. What says nothing of the upstream is kept.
+// tell passes on what a probe here found out. Where it could not, another edge may: the
+// lease is given back.
 func (s *sharer) tell(e *entry, r mcphealth.Result) {
-	if e.shared == "" || r.Reason == mcphealth.Canceled || s.isAway() {
+	if !s.shares(e) || s.isAway() {
 		return
-	}
-	message, err := json.Marshal(told{Edge: s.edge, Key: e.shared, Result: r.Share()})
-	if err != nil {
-		return // cannot happen: the result is JSON
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 	defer cancel()
+	if r.Verdict.Vote() == 0 {
+		if err := endLease.Run(ctx, s.client, []string{e.key("lease"), e.key("alarm")}, edgeName).Err(); err != nil {
+			s.lost(err)
+		}
+		return
+	}
+	message, err := json.Marshal(told{Edge: edgeName, Key: e.shared, Result: r.Share()})
+	if err != nil {
+		return // cannot happen: the result is JSON
+	}
 	pipe := s.client.Pipeline()
-	pipe.Set(ctx, sharePrefix+e.shared+":last", message, 2*e.interval)
+	pipe.Set(ctx, e.key("last"), message, 2*e.interval)
 	pipe.Publish(ctx, s.pubsub, message)
 	if _, err := pipe.Exec(ctx); err != nil {
 		s.lost(err)
@@ -242,21 +266,35 @@ func (s *sharer) tell(e *entry, r mcphealth.Result) {
 	s.served()
 }
 
+// key is where the store has something about e.
+func (e *entry) key(of string) string { return sharePrefix + e.shared + ":" + of }
+
 // takeLease takes or renews a lease. It returns 0 to its holder, and to others for how
-// long it still runs, in ms; and what was last found out.
+// long it still runs, in ms; and what was last found out, or the beginning of it if it is
+// longer than may be.
 var takeLease = redis.NewScript(`
 local holder = redis.call('GET', KEYS[1])
 if not holder or holder == ARGV[1] then
 	redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 	return {0, false}
 end
-return {redis.call('PTTL', KEYS[1]), redis.call('GET', KEYS[2])}
+return {redis.call('PTTL', KEYS[1]), redis.call('GETRANGE', KEYS[2], 0, ARGV[3])}
+`)
+
+// endLease ends leases that are still ours.
+var endLease = redis.NewScript(`
+for _, key in ipairs(KEYS) do
+	if redis.call('GET', key) == ARGV[1] then
+		redis.call('DEL', key)
+	end
+end
+return 0
 `)
 
 // lease is how long another edge keeps the right to probe e: 0 if it is ours, or if
 // the store is away. For alarms there is a short lease of its own.
 func (s *sharer) lease(e *entry, urgent bool) time.Duration {
-	if e.shared == "" || s.isAway() {
+	if !s.shares(e) || s.isAway() {
 		return 0
 	}
 	regular := e.interval + e.interval/5
@@ -266,8 +304,7 @@ func (s *sharer) lease(e *entry, urgent bool) time.Duration {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 	defer cancel()
-	keys := []string{sharePrefix + e.shared + ":" + name, sharePrefix + e.shared + ":last"}
-	answer, err := takeLease.Run(ctx, s.client, keys, s.edge, length.Milliseconds()).Slice()
+	answer, err := takeLease.Run(ctx, s.client, []string{e.key(name), e.key("last")}, edgeName, length.Milliseconds(), maxTold).Slice()
 	if err != nil {
 		s.lost(err)
 		return 0
@@ -314,6 +351,28 @@ func (q question) share() string {
 	}
 	sum := sha256.Sum256(bytes.Join([][]byte{[]byte(q.Network), []byte(q.Address), target}, []byte{0}))
 	return hex.EncodeToString(sum[:16])
+}
+
+// shares reports whether what is found out about e concerns other edges.
+func (s *sharer) shares(e *entry) bool { return e.shared != "" && (s.local || !e.own) }
+
+// isOwn reports whether an address means another server on each machine: a loopback or
+// link-local one, or a socket in the file system.
+func isOwn(network, address string) bool {
+	if isLocal(network) {
+		return true
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		host = address
+	}
+	host = strings.ToLower(strings.TrimSuffix(host, "."))
+	if host == "" || host == "localhost" || strings.HasSuffix(host, ".localhost") {
+		return true
+	}
+	ip, err := netip.ParseAddr(host)
+	ip = ip.Unmap()
+	return err == nil && (ip.IsLoopback() || ip.IsUnspecified() || ip.IsLinkLocalUnicast())
 }
 
 // currentSharer is that of the configuration that runs, or nil.

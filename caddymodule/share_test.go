@@ -1,7 +1,11 @@
 package caddymodule
 
 import (
+	"encoding/json"
 	"errors"
+	"io"
+	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -48,6 +52,109 @@ func TestShareEndsQuietly(t *testing.T) {
 	e := &entry{shared: "x", interval: time.Second}
 	require.Zero(t, s.lease(e, false))
 	s.tell(e, mcphealth.Result{Verdict: mcphealth.Ready, Reason: mcphealth.OK})
+	s.lost(errors.New("use of closed network connection")) // what a call under way gets
 	require.Empty(t, log.All())
 	require.False(t, s.isAway())
+}
+
+// Around a reload the old configuration still listens: each verdict counts once, and
+// none of this process's own.
+func TestShareHearsOnce(t *testing.T) {
+	a := newServer(t, "a")
+	newEdge(t, "", `reverse_proxy `+a.addr+` {
+		lb_policy mcp_health {
+			interval 1h
+		}
+	}`)
+	waitState(t, a.addr, mcphealth.Up)
+	key := checkers.list()[0].shared
+	before, now := &sharer{local: true}, &sharer{local: true}
+	app := &App{sharer: now}
+	apps.add(app)
+	t.Cleanup(func() { apps.remove(app) })
+	say := func(edge, server string) string {
+		r := mcphealth.Result{Verdict: mcphealth.Ready, Reason: mcphealth.OK, Server: mcphealth.ServerInfo{Name: server}}
+		b, err := json.Marshal(told{Edge: edge, Key: key, Result: r.Share()})
+		require.NoError(t, err)
+		return string(b)
+	}
+	heard := func() string { return snapshots(a.addr)[0].Last.Server.Name }
+
+	before.receive(say("x", "by the old one"))
+	now.receive(say(edgeName, "of our own"))
+	require.NotContains(t, []string{"by the old one", "of our own"}, heard())
+	now.receive(say("x", "by the new one"))
+	require.Equal(t, "by the new one", heard())
+	now.local = false
+	now.receive(say("x", "over another machine's store"))
+	require.Equal(t, "by the new one", heard())
+}
+
+// An address that is another server on each machine is nobody else's business.
+func TestShareOwnAddresses(t *testing.T) {
+	for _, tt := range []struct {
+		network, address string
+		own              bool
+	}{
+		{"tcp", "127.0.0.1:8000", true}, {"tcp", "127.3.2.1:8000", true}, {"tcp", "[::1]:8000", true}, {"tcp", "[::ffff:127.0.0.1]:8000", true},
+		{"tcp", "localhost:8000", true}, {"tcp", "LOCALHOST.:8000", true}, {"tcp", "app.localhost:8000", true}, {"tcp", ":8000", true},
+		{"tcp", "0.0.0.0:8000", true}, {"tcp", "169.254.1.1:80", true}, {"tcp", "[fe80::1%eth0]:80", true},
+		{"unix", "/run/mcp.sock", true}, {"unix+h2c", "/run/mcp.sock", true},
+		{"tcp", "10.0.0.7:8000", false}, {"tcp", "app1:8000", false}, {"tcp", "localhost.example.com:8000", false}, {"tcp", "[2001:db8::1]:80", false},
+	} {
+		require.Equal(t, tt.own, isOwn(tt.network, tt.address), "%s %s", tt.network, tt.address)
+	}
+	for url, local := range map[string]bool{"redis://localhost": true, "unix:///run/redis.sock": true, "redis://redis.internal:6379/1": false, "rediss://10.0.0.1": false} {
+		s, err := newSharer(url, zap.NewNop())
+		require.NoError(t, err)
+		require.Equal(t, local, s.shares(&entry{shared: "x", own: true}), url)
+		require.True(t, s.shares(&entry{shared: "x"}), url)
+		require.False(t, s.shares(&entry{}), url)
+		_ = s.client.Close()
+	}
+}
+
+// A store that says nonsense, here of a text longer than memory, is away, and ends nothing.
+func TestShareNonsense(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer ln.Close()
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				for b := make([]byte, 1024); ; {
+					n, err := c.Read(b)
+					if err != nil {
+						return
+					}
+					asked := strings.ToLower(string(b[:n]))
+					answer := strings.Repeat("-ERR unknown command\r\n", strings.Count(asked, "\nhello\r")+strings.Count(asked, "\nclient\r"))
+					if answer == "" {
+						answer = "$9223372036854775800\r\n"
+					}
+					_, _ = io.WriteString(c, answer)
+				}
+			}()
+		}
+	}()
+	core, log := observer.New(zap.InfoLevel)
+	s, err := newSharer("redis://"+ln.Addr().String(), zap.New(core))
+	require.NoError(t, err)
+	s.start()
+	defer s.stop()
+	app := &App{sharer: s}
+	apps.add(app)
+	defer apps.remove(app)
+	e := &entry{shared: "x", interval: time.Second}
+	for range 3 {
+		require.Zero(t, e.lease(false))
+		e.tell(mcphealth.Result{Verdict: mcphealth.Ready, Reason: mcphealth.OK})
+		s.away.Store(0)
+	}
+	eventually(t, func() bool { return log.FilterMessageSnippet("is away").Len() == 1 }, "the store is not said to be away")
 }

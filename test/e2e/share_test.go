@@ -25,7 +25,8 @@ func startRedis(t *testing.T) (p *Process, url string) {
 	return p, fmt.Sprintf("redis://:%s@127.0.0.1:%d/3", redisPassword, port)
 }
 
-// counted is an MCP server that counts what it is asked, and can be told to be gone.
+// counted is an MCP server that counts what it is asked, and can be told to be gone. It
+// understands no question with the token "poor".
 type counted struct {
 	*httptest.Server
 	asked  atomic.Int64
@@ -36,6 +37,10 @@ type counted struct {
 func startCounted(t *testing.T) *counted {
 	c := new(counted)
 	c.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") == "Bearer poor" {
+			http.Error(w, "what?", http.StatusNotAcceptable)
+			return
+		}
 		c.asked.Add(1)
 		if c.absent.Load() {
 			time.Sleep(c.slow)
@@ -162,6 +167,25 @@ func TestShareAlarms(t *testing.T) {
 	t.Logf("%d questions", n)
 	if n > 12 { // a probe of what is gone is up to four
 		t.Errorf("three edges that noticed a loss asked %d questions until all knew, want one to ask, and to make sure", n)
+	}
+}
+
+// An edge that cannot ask keeps no other from asking: not one that does not serve before
+// it knows something, and not for longer than one that asks.
+func TestShareWithOneThatCannotAsk(t *testing.T) {
+	_, url := startRedis(t)
+	server := startCounted(t)
+	options := "\tmcp_health {\n\t\tinterval 1s\n\t\tfast 500ms\n\t\tinitial wait\n\t\theader Authorization \"Bearer {env.SHARE_TOKEN}\"\n\t\tshare " + url + "\n\t}"
+	t.Setenv("SHARE_TOKEN", "poor")
+	poor := StartCaddyGlobal(t, options, "\tmcp_proxy /mcp* "+server.addr())
+	time.Sleep(3 * time.Second)
+	t.Setenv("SHARE_TOKEN", "good")
+	rich := StartCaddyGlobal(t, options, "\tmcp_proxy /mcp* "+server.addr())
+	rich.AwaitState(t, server.addr(), "up", 5*time.Second)
+	poor.AwaitState(t, server.addr(), "up", 5*time.Second) // it hears
+	time.Sleep(2 * time.Second)
+	if n := server.in(10 * time.Second); n < 8 {
+		t.Errorf("asked %d times in 10 s beside an edge that cannot ask, want the 11 or so of the other", n)
 	}
 }
 
