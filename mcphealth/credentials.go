@@ -4,6 +4,7 @@ package mcphealth
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"net/http"
 	"net/url"
@@ -74,13 +75,38 @@ func secretsIn(h http.Header) []string {
 			if token = strings.TrimSpace(token); len(token) >= minSecret {
 				all = append(all, token)
 			}
+			all = append(all, partsOf(vs[i])...)
 		}
 	}
 	return all
 }
 
-// minQuerySecret is the same in a URL's query, where a short word is an option
-// (?mode=json) and a long one may be a key.
+// partsOf are what of a header's value a server may repeat by itself: the password of
+// Basic (RFC 7617), each cookie's value, each of several keys.
+func partsOf(value string) []string {
+	var all []string
+	scheme, token, _ := strings.Cut(value, " ")
+	if strings.EqualFold(scheme, "Basic") {
+		b, _ := base64.StdEncoding.DecodeString(strings.TrimSpace(token))
+		if _, password, _ := strings.Cut(string(b), ":"); len(password) >= minSecret {
+			all = append(all, password)
+		}
+	}
+	parts := strings.Split(strings.ReplaceAll(value, ",", ";"), ";")
+	for i := 0; i < len(parts); i++ {
+		part := strings.TrimSpace(parts[i])
+		if _, v, named := strings.Cut(part, "="); named {
+			part = strings.Trim(v, `"`)
+		}
+		if len(part) >= minQuerySecret {
+			all = append(all, part)
+		}
+	}
+	return all
+}
+
+// minQuerySecret is the same in a URL's query, and in a part of a header, where a short
+// word is an option (?mode=json) and a long one may be a key.
 const minQuerySecret = 8
 
 // secretsInQuery are the values in a URL's query, as they stand there and as they are

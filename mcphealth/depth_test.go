@@ -3,6 +3,7 @@ package mcphealth
 import (
 	"compress/gzip"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -721,6 +722,29 @@ func TestNoSecretInResult(t *testing.T) {
 				t.Errorf("the result holds the secret, or half of it: %s", b)
 			}
 		})
+	}
+}
+
+// Nor of a part of them.
+func TestNoPartOfASecretInResult(t *testing.T) {
+	d := serveDepth(t, func(w http.ResponseWriter, a inquiry) {
+		answer200(w, a, `"error":{"code":-32000,"message":"not for `+secretWord+`, in good English"}`)
+	})
+	for name, value := range map[string]string{
+		"Authorization":   "Basic " + base64.StdEncoding.EncodeToString([]byte("user:"+secretWord)),
+		"Proxy-Authorize": `Digest username="user", response="` + secretWord + `"`,
+		"Cookie":          "lang=en; session=" + secretWord + "; theme=dark",
+		"X-Api-Key":       "another-key," + secretWord,
+	} {
+		p, err := NewProber(Target{URL: d.URL, Timeout: time.Second, Header: http.Header{name: {value}, "Accept-Language": {"en-GB, English;q=0.5"}}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := p.Probe(context.Background())
+		p.Close(context.Background())
+		if strings.Contains(r.Detail, secretWord) || !strings.Contains(r.Detail, "in good English") {
+			t.Errorf("%s: Detail = %q: want the rest of it", name, r.Detail)
+		}
 	}
 }
 
