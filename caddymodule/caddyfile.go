@@ -3,6 +3,7 @@ package caddymodule
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
@@ -78,10 +79,6 @@ func parseProxy(h httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error) {
 	if err != nil {
 		return nil, err
 	}
-	policy, err := p.policyJSON()
-	if err != nil {
-		return nil, err
-	}
 	rp := &reverseproxy.Handler{LoadBalancing: new(reverseproxy.LoadBalancing)}
 	if err := rp.UnmarshalCaddyfile(rest); err != nil {
 		return nil, err
@@ -89,17 +86,24 @@ func parseProxy(h httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error) {
 	if err := rp.FinalizeUnmarshalCaddyfile(h); err != nil {
 		return nil, err
 	}
-	rp.LoadBalancing.SelectionPolicyRaw = policy
+	if rp.LoadBalancing.SelectionPolicyRaw, err = p.policyJSON(); err != nil {
+		return nil, err
+	}
 	if !p.tries {
 		rp.LoadBalancing.Retries = proxyRetries
 		if rp.LoadBalancing.TryInterval == 0 {
 			rp.LoadBalancing.TryInterval = caddy.Duration(proxyTryInterval)
 		}
 	}
-	route := caddyhttp.Route{HandlersRaw: []json.RawMessage{
-		caddyconfig.JSONModuleObject(&p.guard, "handler", "mcp_guard", nil),
-		caddyconfig.JSONModuleObject(rp, "handler", "reverse_proxy", nil),
-	}}
+	guard, err := moduleJSON(&p.guard, "handler", "mcp_guard")
+	if err != nil {
+		return nil, err
+	}
+	proxy, err := moduleJSON(rp, "handler", "reverse_proxy")
+	if err != nil {
+		return nil, err
+	}
+	route := caddyhttp.Route{HandlersRaw: []json.RawMessage{guard, proxy}}
 	if matcher != nil {
 		route.MatcherSetsRaw = []caddy.ModuleMap{matcher}
 	}
@@ -197,5 +201,16 @@ func (p *proxyParser) takePolicy(d *caddyfile.Dispenser) error {
 }
 
 func (p *proxyParser) policyJSON() (json.RawMessage, error) {
-	return caddyconfig.JSONModuleObject(&p.policy, "policy", "mcp_health", nil), nil
+	return moduleJSON(&p.policy, "policy", "mcp_health")
+}
+
+// moduleJSON is what becomes of a module in the configuration. One that is no JSON would
+// be left out of it without a word.
+func moduleJSON(module any, key, name string) (json.RawMessage, error) {
+	var warnings []caddyconfig.Warning
+	raw := caddyconfig.JSONModuleObject(module, key, name, &warnings)
+	if raw == nil {
+		return nil, fmt.Errorf("%s %s cannot be written as JSON: %v", key, name, warnings)
+	}
+	return raw, nil
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -158,6 +159,17 @@ func TestPlaceholdersMustMeanSomething(t *testing.T) {
 	require.ErrorContains(t, validate(t, "mcp_health {\nhost {host}\n}", site("path /mcp")), "host '{host}': there is no such placeholder")
 }
 
+// A module that is no JSON, as with a number that is none, is not left out of the
+// configuration without a word.
+func TestModulesThatAreNoJSON(t *testing.T) {
+	rate := math.NaN()
+	_, err := moduleJSON(&Policy{Check: Check{ErrorRate: &rate}}, "policy", "mcp_health")
+	require.ErrorContains(t, err, "policy mcp_health cannot be written as JSON")
+	raw, err := moduleJSON(new(Policy), "policy", "mcp_health")
+	require.NoError(t, err)
+	require.JSONEq(t, `{"policy":"mcp_health"}`, string(raw))
+}
+
 // names reports whether an error speaks of the option: by its name in quotes, with
 // the prefix of mcp_proxy or without, or by the module that it would load.
 func names(message, option string) bool {
@@ -238,7 +250,7 @@ func TestValidateAsksNobody(t *testing.T) {
 func TestRandomCaddyfiles(t *testing.T) {
 	names := append(slices.Sorted(maps.Keys(options)), guardOptions...)
 	words := []string{"", "0", "1", "-1", "10s", "1ms", "2", "5s", "forever", "on", "off", "yes", "wait", "mcp", "any_response", "auto", "legacy", "sse", "unknown",
-		"/mcp", "mcp", "//evil.example/x", "http://a/b", "{env.X}", "{", "}", `"a b"`, "`{\"a\":1}`", "`[1]`", "`{`", "50%", "100%", "404", "99999999999999999999", "1e309s", "\xff", "X-A", "Host"}
+		"/mcp", "mcp", "//evil.example/x", "http://a/b", "{env.X}", "{", "}", `"a b"`, "`{\"a\":1}`", "`[1]`", "`{`", "50%", "100%", "NaN%", "Inf%", "NaN/s", "404", "99999999999999999999", "1e309s", "\xff", "X-A", "Host"}
 	rnd := rand.New(rand.NewPCG(9, 9))
 	for range 4000 {
 		var b strings.Builder

@@ -8,7 +8,6 @@ import (
 	"sync"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
@@ -372,7 +371,8 @@ func unmarshalFallback(d *caddyfile.Dispenser) (json.RawMessage, error) {
 	if err := mayFallBackTo(sel); err != nil {
 		return nil, d.WrapErr(err)
 	}
-	return caddyconfig.JSONModuleObject(sel, "policy", name, nil), nil
+	raw, err := moduleJSON(sel, "policy", name)
+	return raw, atLine(d, err)
 }
 
 // Interface guards

@@ -7,7 +7,6 @@ import (
 	"net/http"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
@@ -230,8 +229,8 @@ func (s *Source) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		if !ok {
 			return true, d.Errf("module %s (%T) is not an UpstreamSource", id, mod)
 		}
-		s.UpstreamsRaw = caddyconfig.JSONModuleObject(src, "source", module, nil)
-		return true, nil
+		s.UpstreamsRaw, err = moduleJSON(src, "source", module)
+		return true, atLine(d, err)
 	})
 	if err == nil && s.UpstreamsRaw == nil {
 		err = d.Err("option 'source' is required")
