@@ -140,6 +140,7 @@ func (s *sharer) listen(ctx context.Context) error {
 	defer caught("listening to the store")
 	sub := s.client.Subscribe(ctx, s.pubsub)
 	defer sub.Close()
+	defer context.AfterFunc(ctx, func() { _ = sub.Close() })() // go-redis reads on when its context has ended
 	if _, err := sub.ReceiveTimeout(ctx, storeTimeout); err != nil {
 		return err
 	}

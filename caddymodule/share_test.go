@@ -114,11 +114,13 @@ func TestShareOwnAddresses(t *testing.T) {
 	}
 }
 
-// A store that says nonsense, here of a text longer than memory, is away, and ends nothing.
-func TestShareNonsense(t *testing.T) {
+// fakeStore answers each question in its own way, those of the client library about
+// itself aside.
+func fakeStore(t *testing.T, answer func(asked string) string) (url string) {
+	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	defer ln.Close()
+	t.Cleanup(func() { ln.Close() })
 	go func() {
 		for {
 			c, err := ln.Accept()
@@ -133,17 +135,46 @@ func TestShareNonsense(t *testing.T) {
 						return
 					}
 					asked := strings.ToLower(string(b[:n]))
-					answer := strings.Repeat("-ERR unknown command\r\n", strings.Count(asked, "\nhello\r")+strings.Count(asked, "\nclient\r"))
-					if answer == "" {
-						answer = "$9223372036854775800\r\n"
+					said := strings.Repeat("-ERR unknown command\r\n", strings.Count(asked, "\nhello\r")+strings.Count(asked, "\nclient\r"))
+					if said == "" {
+						said = answer(asked)
 					}
-					_, _ = io.WriteString(c, answer)
+					_, _ = io.WriteString(c, said)
 				}
 			}()
 		}
 	}()
+	return "redis://" + ln.Addr().String()
+}
+
+// A configuration ends though its store does well, and nothing comes from it.
+func TestShareStops(t *testing.T) {
+	url := fakeStore(t, func(asked string) string {
+		if strings.Contains(asked, "subscribe") {
+			return "*3\r\n$9\r\nsubscribe\r\n$21\r\nmcphealth:1:results:0\r\n:1\r\n"
+		}
+		return "*2\r\n$4\r\npong\r\n$0\r\n\r\n"
+	})
+	s, err := newSharer(url, zap.NewNop())
+	require.NoError(t, err)
+	s.start()
+	eventually(t, s.hears.Load, "it does not listen")
+	time.Sleep(storePing + 100*time.Millisecond) // until it has made sure
+	require.True(t, s.hears.Load())
+	stopped := make(chan struct{})
+	go func() { s.stop(); close(stopped) }()
+	select {
+	case <-stopped:
+	case <-time.After(5 * time.Second):
+		t.Fatal("it still listens after 5 s")
+	}
+}
+
+// A store that says nonsense, here of a text longer than memory, is away, and ends nothing.
+func TestShareNonsense(t *testing.T) {
+	url := fakeStore(t, func(string) string { return "$9223372036854775800\r\n" })
 	core, log := observer.New(zap.InfoLevel)
-	s, err := newSharer("redis://"+ln.Addr().String(), zap.New(core))
+	s, err := newSharer(url, zap.New(core))
 	require.NoError(t, err)
 	s.start()
 	defer s.stop()

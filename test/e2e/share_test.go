@@ -133,6 +133,32 @@ func TestShareVerdicts(t *testing.T) {
 	}
 }
 
+// Reloads and the end do not wait for a store that does well.
+func TestShareReload(t *testing.T) {
+	_, url := startRedis(t)
+	server := startCounted(t)
+	site := "\tmcp_proxy /mcp* " + server.addr()
+	c := StartCaddyGlobal(t, "\tmcp_health {\n\t\tshare "+url+"\n\t}", site)
+	c.AwaitState(t, server.addr(), "up", 5*time.Second)
+	admin := http.Client{Timeout: 5 * time.Second}
+	for i := range 3 {
+		resp, err := admin.Post(c.admin+"/load", "text/caddyfile", strings.NewReader(c.config(fmt.Sprintf("%s\n\theader X-Load %d", site, i))))
+		if err != nil {
+			t.Fatalf("reload %d: %v", i+1, err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			t.Fatalf("reload %d: %s", i+1, resp.Status)
+		}
+		time.Sleep(1500 * time.Millisecond)
+	}
+	c.AwaitState(t, server.addr(), "up", time.Second)
+	c.Terminate(t)
+	if out := c.Output(); strings.Contains(out, "is away") {
+		t.Errorf("reloads are said to be an outage of the store:\n%s", out)
+	}
+}
+
 // What three edges notice at the same time one of them looks into.
 func TestShareAlarms(t *testing.T) {
 	_, url := startRedis(t)
