@@ -5,7 +5,9 @@ import (
 	"errors"
 	"io"
 	"net"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -168,6 +170,23 @@ func TestShareStops(t *testing.T) {
 	case <-time.After(5 * time.Second):
 		t.Fatal("it still listens after 5 s")
 	}
+}
+
+// As many questions as probes that run at once do not make a store that is far off away.
+func TestShareFarStore(t *testing.T) {
+	url := fakeStore(t, func(string) string {
+		time.Sleep(40 * time.Millisecond)
+		return "*2\r\n:0\r\n$-1\r\n"
+	})
+	s, err := newSharer(url, zap.NewNop())
+	require.NoError(t, err)
+	defer s.stop()
+	var all sync.WaitGroup
+	for i := range 512 {
+		all.Go(func() { s.lease(&entry{shared: strconv.Itoa(i), interval: time.Second}, false) })
+	}
+	all.Wait()
+	require.False(t, s.isAway())
 }
 
 // A store that says nonsense, here of a text longer than memory, is away, and ends nothing.
