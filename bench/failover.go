@@ -85,7 +85,8 @@ defaults
 	option redispatch
 	option httpchk
 	http-check send meth POST uri /mcp ver HTTP/1.1 hdr Host localhost hdr Content-Type application/json hdr Accept "application/json, text/event-stream" body "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"initialize\",\"params\":{\"protocolVersion\":\"2025-11-25\",\"capabilities\":{},\"clientInfo\":{\"name\":\"health\",\"version\":\"1.0\"}}}"
-	http-check expect status 200
+	http-check expect status 200-399
+	http-check expect string "\"jsonrpc\""
 	default-server inter 10s fastinter 1s fall 2 rise 1 check
 listen mcp
 	bind %s
@@ -132,8 +133,8 @@ func failoverRow(out *bytes.Buffer) error {
 	lines := [][]string{head}
 	for _, f := range faults {
 		failed, underWay, last := make([]spread, len(with)), make([]spread, len(with)), make([]spread, len(with))
-		for range *rounds {
-			all, err := fail(f, with)
+		for round := range *rounds {
+			all, err := fail(f, with, round)
 			if err != nil {
 				return fmt.Errorf("%s: %w", f.name, err)
 			}
@@ -156,17 +157,18 @@ func failoverRow(out *bytes.Buffer) error {
 		lines = append(lines, cells)
 	}
 	table(out, lines...)
-	fmt.Fprintf(out, "\n%d clients, each a call every %v, which fails without a JSON-RPC result within %v. All check every 10 s and want two failures; native asks `/health`, with `fail_duration 10s` and `lb_try_duration 5s`; HAProxy asks by `initialize`, with `redispatch`, `retries 3` and `fastinter 1s`; Traefik asks `/health`, takes one failure (and asks every second after it), with `retry` and a connection per call, as ours in Traefik has.\n", failoverClients, failoverEach, callTimeout)
+	fmt.Fprintf(out, "\n%d clients, each a call every %v, which fails without a JSON-RPC result within %v. In each round the fault comes at another moment of the interval. All check every 10 s and want two failures; native asks `/health`, with `fail_duration 10s` and `lb_try_duration 5s`; HAProxy asks by `initialize` and reads the answer, with `redispatch`, `retries 3` and `fastinter 1s`; Traefik asks `/health`, takes one failure (and asks every second after it), with `retry` and a connection per call, as ours in Traefik has. HAProxy %s, Traefik %s.\n",
+		failoverClients, failoverEach, callTimeout, haproxyVersion(), traefikVersion())
 	return nil
 }
 
 // fail has one fault happen to all at once.
-func fail(f fault, with []contender) ([]loss, error) {
+func fail(f fault, with []contender, round int) ([]loss, error) {
 	losses := make([]loss, len(with))
 	errs := make([]error, len(with))
 	var wg sync.WaitGroup
 	for i, c := range with {
-		wg.Go(func() { losses[i], errs[i] = failOne(f, c) })
+		wg.Go(func() { losses[i], errs[i] = failOne(f, c, round) })
 	}
 	wg.Wait()
 	for i, err := range errs {
@@ -177,7 +179,7 @@ func fail(f fault, with []contender) ([]loss, error) {
 	return losses, nil
 }
 
-func failOne(f fault, c contender) (loss, error) {
+func failOne(f fault, c contender, round int) (loss, error) {
 	var up []string
 	var first *backend
 	for i := range f.replicas {
@@ -230,7 +232,8 @@ func failOne(f fault, c contender) (loss, error) {
 			}
 		})
 	}
-	time.Sleep(2 * time.Second)
+	// Each round at another moment of the interval, so that no proxy's next check is always near.
+	time.Sleep(2*time.Second + probeInterval*time.Duration(round)/time.Duration(*rounds))
 	mu.Lock()
 	before := l.failed
 	at = time.Now()

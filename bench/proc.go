@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -90,13 +91,16 @@ func awaitListen(addr string) error {
 	return fmt.Errorf("it does not listen: %w", err)
 }
 
+// freeAddr is an address that nobody listens on, of a port below those that connections
+// take for themselves (32768 and up): there are many here.
 func freeAddr() string {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		panic(err)
+	for {
+		addr := fmt.Sprintf("127.0.0.1:%d", 10_000+rand.IntN(22_000))
+		if ln, err := net.Listen("tcp", addr); err == nil {
+			_ = ln.Close()
+			return addr
+		}
 	}
-	defer ln.Close()
-	return ln.Addr().String()
 }
 
 // usage is what a process holds.

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"debug/buildinfo"
 	"os/exec"
+	"regexp"
 	"strings"
 )
 
@@ -13,4 +15,21 @@ func caddyVersion() string {
 	}
 	v, _, _ := strings.Cut(string(out), " ")
 	return strings.TrimSpace(v)
+}
+
+var versionNumber = regexp.MustCompile(`\d+\.\d+\.\d+`)
+
+// haproxyVersion is what Debian's says of itself.
+func haproxyVersion() string {
+	out, _ := exec.Command("haproxy", "-v").Output()
+	return versionNumber.FindString(string(out))
+}
+
+// traefikVersion is that of the module that Traefik was built from: it calls itself "dev".
+func traefikVersion() string {
+	info, err := buildinfo.ReadFile(*traefikBin)
+	if err != nil {
+		return "(" + err.Error() + ")"
+	}
+	return info.Main.Version
 }

@@ -471,21 +471,32 @@ func (c *Checker) count(r Result, vote Verdict, probes uint64) {
 // (Hear) make some at the same time, one of the two goroutines does so for both.
 func (c *Checker) tellChanges() {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	for !c.telling && len(c.news) > 0 {
 		news := c.news
 		c.news = nil
 		changes, _ := c.listeners()
 		c.telling = true
 		c.mu.Unlock()
-		for _, n := range news {
-			for i := 0; i < len(changes); i++ {
-				changes[i](n)
-			}
-		}
+		c.announce(news, changes)
 		c.mu.Lock()
-		c.telling = false
 	}
+	c.mu.Unlock()
+}
+
+// announce calls the listeners. One that panics keeps nobody from later news.
+func (c *Checker) announce(news []Change, changes []func(Change)) {
+	defer c.announced()
+	for i := 0; i < len(news); i++ {
+		for j := 0; j < len(changes); j++ {
+			changes[j](news[i])
+		}
+	}
+}
+
+func (c *Checker) announced() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.telling = false
 }
 
 func (c *Checker) tierOf(s State) Tier {

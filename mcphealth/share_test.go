@@ -375,3 +375,27 @@ func TestChangesInOrder(t *testing.T) {
 		}
 	})
 }
+
+// A listener that panics keeps nobody from later news.
+func TestChangesAfterAPanic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{mode: "modern"}
+		c := b.idle(t, Schedule{NoWatch: true, Lease: func(bool) time.Duration { return time.Hour }})
+		var seen []State
+		c.OnChange(func(ch Change) {
+			if seen = append(seen, ch.To); ch.To == Up {
+				panic("oh")
+			}
+		})
+		c.Start()
+		func() {
+			defer func() { _ = recover() }()
+			c.Hear("x", Result{Verdict: Ready, Reason: OK})
+		}()
+		c.Hear("x", Result{Verdict: Dead, Reason: Refused})
+		c.Hear("y", Result{Verdict: Dead, Reason: Refused})
+		if len(seen) != 2 || seen[1] != Down {
+			t.Errorf("told of %v, want up and then down", seen)
+		}
+	})
+}
