@@ -120,33 +120,20 @@ func TestShareOwnAddresses(t *testing.T) {
 // itself aside.
 func fakeStore(t *testing.T, answer func(asked string) string) (url string) {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	t.Cleanup(func() { ln.Close() })
-	go func() {
-		for {
-			c, err := ln.Accept()
+	return "redis://" + speak(t, func(c net.Conn) {
+		for b := make([]byte, 1024); ; {
+			n, err := c.Read(b)
 			if err != nil {
 				return
 			}
-			go func() {
-				defer c.Close()
-				for b := make([]byte, 1024); ; {
-					n, err := c.Read(b)
-					if err != nil {
-						return
-					}
-					asked := strings.ToLower(string(b[:n]))
-					said := strings.Repeat("-ERR unknown command\r\n", strings.Count(asked, "\nhello\r")+strings.Count(asked, "\nclient\r"))
-					if said == "" {
-						said = answer(asked)
-					}
-					_, _ = io.WriteString(c, said)
-				}
-			}()
+			asked := strings.ToLower(string(b[:n]))
+			said := strings.Repeat("-ERR unknown command\r\n", strings.Count(asked, "\nhello\r")+strings.Count(asked, "\nclient\r"))
+			if said == "" {
+				said = answer(asked)
+			}
+			_, _ = io.WriteString(c, said)
 		}
-	}()
-	return "redis://" + ln.Addr().String()
+	})
 }
 
 // A configuration ends though its store does well, and nothing comes from it.
