@@ -38,7 +38,7 @@ type sticky struct {
 	route *route
 	names *roll
 	turn  atomic.Int32
-	known *sync.Map    // by ids as clients have them: *owned
+	known *sync.Map    // tickets of calls that go on at once, by method, path and id
 	n     atomic.Int32 // of them
 }
 
@@ -51,26 +51,20 @@ type roll struct {
 	value  []string          // the cookie's, by the same
 }
 
-// ticket is what a request says of the session that it belongs to.
+// ticket is what a request says of the session that it belongs to. One that is known is
+// never changed.
 type ticket struct {
 	method string   // of HTTP
 	given  string   // the id as the client has it; "" = none
 	again  []string // the same, as the field of an answer
 	id     string   // as the server has it
+	sent   []string // the same, as the field of a request; if it is known
+	cookie []string // the field that has the owner chosen; if it is known
 	owner  mcphealth.Owner
 	pinned bool   // the owner is known, and nobody else is asked
 	other  bool   // another one, which nothing can be told any more, is at the answer
 	chosen string // the cookie by which we chose a server; "" = Traefik chose
 	by     *roll  // of who sent it on last: what is held may be in the next configuration
-}
-
-// owned is a session whose owner is up, with what its requests need ready. It is never
-// changed.
-type owned struct {
-	on     string   // the method and the path of calls that it was met with
-	id     []string // as the server has it
-	cookie []string
-	t      *ticket
 }
 
 // errSticky is why sticky cannot be: whoever configured it must know, for sessions
@@ -99,34 +93,33 @@ func (k *keeper) stick(r *route) error {
 }
 
 // entry is where requests come in. Calls in sessions whose owner is up go on at once, all
-// in one function that does nothing else, for in Yaegi each expression that stands in one
-// costs. What brings a cookie does not, and a websocket is no POST. The header is what
-// clients sent again when the call is over.
+// in one function that does nothing else: in Yaegi each expression that stands in one
+// costs, reached or not. What brings a cookie does not, and a websocket is no POST. The
+// header is what clients sent again when the call is over.
 func (s *sticky) entry() http.Handler {
 	next := s.route.b.handler
 	known := s.known
 	return http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
 		h := req.Header
-		if ids := h[sessionField]; len(ids) == 1 && len(h["Cookie"]) == 0 {
-			if found, ok := known.Load(ids[0]); ok {
-				o := found.(*owned)
-				if req.Method+req.URL.Path == o.on {
-					h[sessionField] = o.id
-					h["Cookie"] = o.cookie
-					var w http.ResponseWriter = &stamp{ResponseWriter: rw, t: o.t}
-					next.ServeHTTP(w, req)
+		if ids := h[sessionField]; len(ids) == 1 {
+			if h["Cookie"] == nil {
+				if found, ok := known.Load(req.Method + req.URL.Path + ids[0]); ok {
+					t := found.(*ticket)
+					h[sessionField] = t.sent
+					h["Cookie"] = t.cookie
+					next.ServeHTTP(&stamp{ResponseWriter: rw, t: t}, req)
 					h[sessionField] = ids
 					delete(h, "Cookie")
 					return
 				}
 			}
 		}
-		s.enter(rw, req)
+		enter(s, rw, req)
 	})
 }
 
 // enter has requests of no session go on at once while they may go anywhere.
-func (s *sticky) enter(rw http.ResponseWriter, req *http.Request) {
+func enter(s *sticky, rw http.ResponseWriter, req *http.Request) {
 	h := req.Header
 	if v := h[versionField]; len(v) == 1 && v[0] == mcphealth.SessionlessVersion && s.route.free.Load() && len(h["Cookie"]) == 0 {
 		s.route.b.handler.ServeHTTP(rw, req)
@@ -139,9 +132,10 @@ func (s *sticky) enter(rw http.ResponseWriter, req *http.Request) {
 // for the same path, go on at once.
 func (s *sticky) learn(path string, t *ticket, i int, now *standing) {
 	value := s.names.value[i]
-	o := &owned{on: http.MethodPost + path, id: []string{t.id}, cookie: []string{s.names.cookie + "=" + value}}
-	o.t = &ticket{method: t.method, given: t.given, again: []string{t.given}, id: t.id, owner: t.owner, pinned: true, chosen: value, by: s.names}
-	if _, ok := s.known.LoadOrStore(t.given, o); !ok && s.n.Add(1) > maxKnown {
+	known := &ticket{given: t.given, again: []string{t.given}, id: t.id, owner: t.owner, pinned: true, chosen: value, by: s.names,
+		sent: []string{t.id}, cookie: []string{s.names.cookie + "=" + value}}
+	key := http.MethodPost + path + t.given
+	if _, ok := s.known.LoadOrStore(key, known); !ok && s.n.Add(1) > maxKnown {
 		s.n.Add(-1)
 		s.known.Range(func(id, _ interface{}) bool {
 			s.known.Delete(id)
@@ -149,7 +143,7 @@ func (s *sticky) learn(path string, t *ticket, i int, now *standing) {
 		})
 	}
 	if s.route.standing() != now { // forget may have come before
-		s.known.Delete(t.given)
+		s.known.Delete(key)
 	}
 }
 
@@ -385,39 +379,40 @@ func setCookie(h http.Header, name, value string) {
 }
 
 // stamp is the way of an answer to the client: it writes the owner into the id of a
-// session. Interpreted, it has no Flush that Traefik could call, and so flushes itself
-// what Traefik's proxy would. Its Header is the embedded one, which costs nothing. What
-// most answers need is in WriteHeader and Write, the rest elsewhere: in Yaegi a call of
-// a function costs by all that stands in it, reached or not.
+// session. Its Header and its Write are those of the writer that it embeds at the time,
+// which costs nothing. What most answers need is in WriteHeader, the rest elsewhere: in
+// Yaegi a call of a function costs by all that stands in it, reached or not.
 type stamp struct {
 	http.ResponseWriter
 	t       *ticket
-	plain   bool                     // pieces go on as they come
-	live    *http.ResponseController // pieces go on at once
-	written bool                     // by begin
+	written bool // by begin
 }
 
 func (w *stamp) WriteHeader(status int) {
-	rw := w.ResponseWriter
-	h := rw.Header()
-	ids := h[sessionField]
-	if len(ids) > 1 || len(ids) == 1 && ids[0] != w.t.id || len(h["Set-Cookie"]) > 0 || status >= http.StatusBadRequest {
-		w.begin(h, status)
-		return
+	h := w.Header()
+	if status < http.StatusBadRequest {
+		if h["Set-Cookie"] == nil {
+			ids := h[sessionField]
+			if ids != nil {
+				if ids[0] == w.t.id {
+					h[sessionField] = w.t.again
+					ids = nil
+				}
+			}
+			if ids == nil {
+				w.ResponseWriter.WriteHeader(status)
+				if h["Content-Length"] == nil {
+					flow(w, status)
+				}
+				return
+			}
+		}
 	}
-	if len(ids) == 1 {
-		h[sessionField] = w.t.again
-	}
-	rw.WriteHeader(status)
-	if len(h["Content-Length"]) > 0 {
-		w.plain = true
-		return
-	}
-	w.flow(status)
+	begin(w, h, status)
 }
 
 // begin writes a head that has more to it than the id which the client knows.
-func (w *stamp) begin(h http.Header, status int) {
+func begin(w *stamp, h http.Header, status int) {
 	if status < http.StatusOK { // early hints and the like; upgrades do not come here
 		w.ResponseWriter.WriteHeader(status)
 		return
@@ -442,21 +437,20 @@ func (w *stamp) begin(h http.Header, status int) {
 		t.by.mark(h, t, from)
 	}
 	w.ResponseWriter.WriteHeader(status)
-	if len(h["Content-Length"]) > 0 && status < http.StatusBadRequest { // its client may still be sending
-		w.plain = true
-		return
+	if h["Content-Length"] == nil || status >= http.StatusBadRequest { // its client may still be sending
+		flow(w, status)
 	}
-	w.flow(status)
 }
 
-// flow has all pieces go on at once, and the head.
-func (w *stamp) flow(status int) {
+// flow has the head go on at once, and all pieces.
+func flow(w *stamp, status int) {
 	if status < http.StatusOK { // early hints and the like: another head follows
 		return
 	}
-	w.plain = false
-	w.live = http.NewResponseController(w.ResponseWriter)
-	_ = w.live.Flush()
+	c := http.NewResponseController(w.ResponseWriter)
+	_ = c.Flush()
+	var live http.ResponseWriter = &flushed{ResponseWriter: w.ResponseWriter, c: c}
+	w.ResponseWriter = live
 }
 
 // refuse replaces what a server said that was not the owner: that went down as it
@@ -465,28 +459,27 @@ func (w *stamp) refuse(h http.Header) {
 	h.Del("Content-Encoding")
 	h.Del(sessionField)
 	mcphealth.Unavailable(http.MethodPost, mcphealth.NullID, mcphealth.Refused, routeRetry).Send(w.ResponseWriter)
+	var rest http.ResponseWriter = &dropped{ResponseWriter: w.ResponseWriter}
+	w.ResponseWriter = rest
 }
 
-func (w *stamp) Write(b []byte) (int, error) {
-	if w.plain {
-		return w.ResponseWriter.Write(b)
-	}
-	return w.piece(b)
+// flushed is how the pieces of a stream go on: at once. Interpreted, a writer has no Flush
+// that Traefik could call, and so flushes itself what Traefik's proxy would.
+type flushed struct {
+	http.ResponseWriter
+	c *http.ResponseController
 }
 
-// piece is one of a stream, the first before any head, or one of an answer that was replaced.
-func (w *stamp) piece(b []byte) (int, error) {
-	switch {
-	case w.live != nil:
-		n, err := w.ResponseWriter.Write(b)
-		_ = w.live.Flush()
-		return n, err
-	case w.written:
-		return len(b), nil
-	}
-	w.WriteHeader(http.StatusOK)
-	return w.Write(b)
+func (w *flushed) Write(b []byte) (int, error) {
+	n, err := w.ResponseWriter.Write(b)
+	_ = w.c.Flush()
+	return n, err
 }
+
+// dropped takes what is left of an answer that was replaced.
+type dropped struct{ http.ResponseWriter }
+
+func (*dropped) Write(b []byte) (int, error) { return len(b), nil }
 
 // takeCookie takes back the cookie by which Traefik says whom it chose, and returns
 // its value: clients have the session's id for that.

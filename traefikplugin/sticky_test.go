@@ -76,9 +76,11 @@ func stickyOf(servers ...*mcpServer) *stickyBalancer {
 			if own := req.Header.Get("X-Cookie"); own != "" {
 				rw.Header().Add("Set-Cookie", own)
 			}
+			status := http.StatusOK
 			if id != "" && !strings.HasPrefix(id, name) {
-				rw.WriteHeader(http.StatusNotFound)
+				status = http.StatusNotFound
 			}
+			rw.WriteHeader(status)
 			fmt.Fprintf(rw, "%s got %s, %d bytes, cookies %q", name, id, len(body), req.Header["Cookie"])
 		}), fakeServer{URL: name})
 	}
@@ -431,18 +433,18 @@ func TestStickyReopensFromTheShortWay(t *testing.T) {
 	s := stickyBehind(next)
 	id := s.names.key.Tag(a.URL+"/0", s.names.owner[0])
 	ask(h, "call", sessionField, id)
-	found, ok := s.known.Load(id)
+	found, ok := s.known.Load(http.MethodPost + "/mcp" + id)
 	if !ok {
 		t.Fatal("the session is not known")
 	}
-	o := found.(*owned)
+	known := found.(*ticket)
 	req := httptest.NewRequest(http.MethodPost, "/mcp", strings.NewReader("open"))
-	req.Header[sessionField], req.Header["Cookie"] = o.id, o.cookie
+	req.Header[sessionField], req.Header["Cookie"] = known.sent, known.cookie
 	pass := s.resume(req)
 	s.route.stands.Store(&standing{up: []bool{false, true}, prefer: []int{1}})
 	next.SetStatus(ctx, a.URL, false)
 	rec := httptest.NewRecorder()
-	s.reopen(&stamp{ResponseWriter: rec, t: o.t}, req, pass)
+	s.reopen(&stamp{ResponseWriter: rec, t: known}, req, pass)
 	got, owner, ok := s.names.key.Split(rec.Header().Get(sessionField))
 	if !ok || got != b.URL+"/1" || owner != s.names.owner[1] || rec.Header().Get("Set-Cookie") != "" {
 		t.Errorf("opened %q, owner %d, Set-Cookie %q; want one of %s", rec.Header().Get(sessionField), owner, rec.Header().Get("Set-Cookie"), b.URL)

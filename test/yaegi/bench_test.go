@@ -61,6 +61,7 @@ func BenchmarkSticky(b *testing.B) {
 		{"nothing", "json", id, bal},
 		{"no-op", "json", id, pass},
 		{"json", "json", id, h},
+		{"silent", "silent", id, h},
 		{"stream", "stream", id, h},
 		{"open", "open", "", h},
 		{"modern", "json", "modern", h},
@@ -132,6 +133,9 @@ func proxyWithout(t testing.TB) http.Handler {
 			switch string(body) {
 			case "stream":
 				resp.Body = io.NopCloser(strings.NewReader("event: message\ndata: " + text + "\n\n"))
+			case "silent":
+				delete(resp.Header, "Mcp-Session-Id")
+				fallthrough
 			default:
 				resp.Header["Content-Length"] = []string{"75"}
 				resp.Header["Content-Type"] = []string{"application/json"}

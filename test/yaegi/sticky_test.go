@@ -83,11 +83,17 @@ func TestPluginSticky(t *testing.T) {
 			switch string(body) {
 			case "open":
 				rw.Header().Set("Mcp-Session-Id", "id-of-its-own")
+			case "elsewhere": // Traefik chose another one, whose answer this is
+				rw.Header().Set("Set-Cookie", "stick="+cookieOf(bal.handlers[1].name))
+				rw.WriteHeader(http.StatusNotFound)
 			case "stream":
 				rw.WriteHeader(http.StatusOK)
 				for range more {
 					_, _ = io.WriteString(rw, "data: x\n\n")
 				}
+			}
+			if string(body) != "elsewhere" {
+				rw.WriteHeader(http.StatusOK)
 			}
 			_, _ = io.WriteString(rw, req.Header.Get("Mcp-Session-Id"))
 		}), serverOptions{})
@@ -137,6 +143,9 @@ func TestPluginSticky(t *testing.T) {
 		if resp, got := post("call", tt.header...); resp.Header.Get("X-Served-By") != tt.by || got != tt.id {
 			t.Errorf("%s: %s got %q, want %s to get %q", tt.name, resp.Header.Get("X-Served-By"), got, tt.by, tt.id)
 		}
+	}
+	if resp, got := post("elsewhere", "Mcp-Session-Id", id); resp.StatusCode != 503 || !strings.HasSuffix(got, "}") || resp.Header.Get("Set-Cookie") != "" {
+		t.Errorf("%s %v %s, want 503 and nothing after it", resp.Status, resp.Header, got)
 	}
 	req, _ := http.NewRequestWithContext(ctx, http.MethodPost, edge.URL+"/mcp", strings.NewReader("stream"))
 	req.Header.Set("Mcp-Session-Id", id)
