@@ -83,7 +83,7 @@ func BenchmarkSelect(b *testing.B) {
 			})
 		}
 		m := h.Upstreams[0]
-		p.group.memberOf(m.Dial).failed(mcphealth.Refused)
+		p.group.memberOf(m.Dial).failed()
 		run("oneSuspect", func() *reverseproxy.Upstream { return p.Select(h.Upstreams, r, w) })
 	}
 }

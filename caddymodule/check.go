@@ -366,8 +366,6 @@ var repeatable = []string{"header", "expect_tool"}
 
 // unmarshalOption reads the option that d stands on; name is its name without
 // any prefix, seen the names read before. Names it does not know are an error.
-//
-//nolint:gocyclo // one case per option
 func (c *Check) unmarshalOption(d *caddyfile.Dispenser, name string, seen map[string]bool) error {
 	written := d.Val()
 	usage, known := options[name]
@@ -390,7 +388,20 @@ func (c *Check) unmarshalOption(d *caddyfile.Dispenser, name string, seen map[st
 		return d.Errf("wrong argument count after '%s': want %s %s", written, written, usage)
 	}
 
-	var err error
+	err := c.set(name, args)
+	if err == nil {
+		err = c.validate()
+	}
+	if err != nil {
+		return d.Errf("bad value of '%s': %v", written, err)
+	}
+	return nil
+}
+
+// set gives the option of that name its value.
+//
+//nolint:gocyclo // one case per option
+func (c *Check) set(name string, args []string) (err error) {
 	switch arg := args[0]; name {
 	case "path":
 		c.Path = arg
@@ -425,7 +436,7 @@ func (c *Check) unmarshalOption(d *caddyfile.Dispenser, name string, seen map[st
 		c.Call = &ToolCall{Tool: arg}
 		if len(args) == 2 {
 			if !json.Valid([]byte(args[1])) {
-				return d.Errf("bad value of '%s': arguments '%s': want a JSON object", written, args[1])
+				return fmt.Errorf("arguments '%s': want a JSON object", args[1])
 			}
 			c.Call.Arguments = json.RawMessage(args[1])
 		}
@@ -446,13 +457,7 @@ func (c *Check) unmarshalOption(d *caddyfile.Dispenser, name string, seen map[st
 	case "slow_start":
 		c.SlowStart, err = parseDuration(arg)
 	}
-	if err == nil {
-		err = c.validate()
-	}
-	if err != nil {
-		return d.Errf("bad value of '%s': %v", written, err)
-	}
-	return nil
+	return err
 }
 
 func parseDuration(s string) (caddy.Duration, error) {

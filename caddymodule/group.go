@@ -120,9 +120,9 @@ func (m *member) doubted() {
 	}
 }
 
-func (m *member) failed(reason mcphealth.Reason) {
+func (m *member) failed() {
 	if m.entry != nil {
-		m.entry.checker.Failed(reason)
+		m.entry.checker.Failed()
 	}
 }
 

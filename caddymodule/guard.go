@@ -372,7 +372,7 @@ func (g *Guard) rescue(t *transit, was *before, next caddyhttp.Handler, err erro
 	if f != unsent {
 		return g.conclude(t, was, f, reason, err)
 	}
-	t.failed(reason)
+	t.failed()
 	group := t.picked.group
 	reopen := false
 	if t.ticket.pinned && t.picked.none && t.picked.others {
@@ -458,7 +458,7 @@ func (g *Guard) wait(t *transit, was *before, next caddyhttp.Handler, body []byt
 		if f, reason = fateOf(t, err); f != unsent {
 			return g.conclude(t, was, f, reason, err)
 		}
-		t.failed(reason)
+		t.failed()
 		if t.lost() {
 			return g.sessionLost(t, was, body)
 		}
@@ -526,7 +526,7 @@ func (g *Guard) conclude(t *transit, was *before, f fate, reason mcphealth.Reaso
 	case broken:
 		return g.unreadable(t, t.body.broken())
 	case sent:
-		t.failed(reason)
+		t.failed()
 		was.restore(t, t.req)
 		if ce := g.log.Check(zapcore.ErrorLevel, "upstream did not answer, the request may have been executed"); ce != nil {
 			ce.Write(zap.String("reason", string(reason)), zap.Error(err))

@@ -208,7 +208,8 @@ func (g *group) lastPick(t *transit, r *http.Request) string {
 		if t.picked.dial == "" {
 			return ""
 		}
-		g.failedPick(r, t.picked.member, g.mayHaveSent(t))
+		g.noteTry(t)
+		g.failedPick(r, t.picked.member)
 		return t.picked.dial
 	case g.retries.Load():
 		dial := r.PathValue(g.varName)
@@ -217,20 +218,20 @@ func (g *group) lastPick(t *transit, r *http.Request) string {
 		}
 		if m := g.memberOf(dial); m != nil {
 			m.sent() // without a guard nobody has counted it
-			g.failedPick(r, m, false)
+			g.failedPick(r, m)
 		}
 		return dial
 	}
 	return ""
 }
 
-// mayHaveSent reports whether the try before may have sent the request, and notes
-// it. If it did not, the body can be read from the start.
+// noteTry notes whether the try before may have sent the request. If it did not, the
+// body can be read from the start.
 //
 // The proxy tries again, unless it is told to by lb_retry_match, only where the dial
 // failed; net/http may have read the body by then, for a connection that it found
 // dead (honestConn). With HTTP/2 it may still be reading.
-func (g *group) mayHaveSent(t *transit) bool {
+func (g *group) noteTry(t *transit) {
 	buffered := g.handler.RequestBuffers != 0 // by the proxy, which sends it again by itself
 	sent := false
 	switch {
@@ -244,12 +245,11 @@ func (g *group) mayHaveSent(t *transit) bool {
 		sent = t.bodyWasRead()
 	}
 	t.mayHaveRun = t.mayHaveRun || sent
-	return sent
 }
 
 // failedPick reports an upstream that another is chosen for. If answers can lead to
 // a retry, it may have answered; and no dial succeeds for a client that has left.
-func (g *group) failedPick(r *http.Request, m *member, sent bool) {
+func (g *group) failedPick(r *http.Request, m *member) {
 	switch {
 	case m == nil:
 	case r.Context().Err() != nil:
@@ -257,10 +257,8 @@ func (g *group) failedPick(r *http.Request, m *member, sent bool) {
 	case g.rematches.Load():
 		m.settled()
 		m.doubted() // the tries of many clients bring few probes
-	case sent:
-		m.failed(mcphealth.Reset)
 	default:
-		m.failed(mcphealth.Refused)
+		m.failed()
 	}
 }
 

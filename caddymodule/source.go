@@ -138,7 +138,8 @@ func (g *group) lastDialled(t *transit, r *http.Request) *member {
 		return nil
 	}
 	m.sent()
-	g.failedPick(r, m, g.mayHaveSent(t))
+	g.noteTry(t)
+	g.failedPick(r, m)
 	return m
 }
 

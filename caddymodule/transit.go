@@ -401,11 +401,11 @@ func (t *transit) settle() {
 }
 
 // failed tells the picked upstream's checker that it did not answer.
-func (t *transit) failed(reason mcphealth.Reason) {
+func (t *transit) failed() {
 	t.findPick()
 	if t.picked.member != nil && !t.picked.done {
 		t.picked.done = true
-		t.picked.member.failed(reason)
+		t.picked.member.failed()
 	}
 }
 
@@ -418,7 +418,7 @@ func (t *transit) end() {
 			m.sent() // its account was closed when the answer began
 		}
 		t.picked.done = true
-		m.failed(mcphealth.Reset)
+		m.failed()
 	}
 	t.settle()
 	t.count()

@@ -545,7 +545,7 @@ func TestFailedTrafficBringsAProbe(t *testing.T) {
 		time.Sleep(time.Second)
 		b.set("refused")
 		c.Sent()
-		c.Failed(Refused)
+		c.Failed()
 		if c.Tier() != TierSuspect {
 			t.Errorf("tier %v right after the failure, want suspect", c.Tier())
 		}
@@ -562,7 +562,7 @@ func TestFalseAlarmsAreFew(t *testing.T) {
 		for range 100 {
 			time.Sleep(100 * time.Millisecond)
 			c.Sent()
-			c.Failed(Reset)
+			c.Failed()
 		}
 		wantState(t, c, Up, OK)
 		if n := b.probes(); n > 13 {
@@ -579,7 +579,7 @@ func TestAlarmsWithoutAFindingAreFew(t *testing.T) {
 		for range 1000 {
 			time.Sleep(10 * time.Millisecond)
 			c.Sent()
-			c.Failed(Reset)
+			c.Failed()
 		}
 		wantState(t, c, StateUnknown, HostGuessed)
 		if n := c.Snapshot().Probes; n > 13 {
@@ -612,7 +612,7 @@ func TestCloseEndsEverything(t *testing.T) {
 		}
 		n := b.probes()
 		c.Probe()
-		c.Failed(Refused)
+		c.Failed()
 		time.Sleep(time.Hour)
 		if got := b.probes() - n; got != 0 {
 			t.Errorf("probed %d times after Close, want none", got)
@@ -715,7 +715,7 @@ func TestPause(t *testing.T) {
 		n := b.probes()
 		b.kill()
 		c.Probe()
-		c.Failed(Refused)
+		c.Failed()
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		if got := b.probes() - n; got != 0 {
@@ -767,7 +767,7 @@ func TestFalseAlarmsAreCountedByKind(t *testing.T) {
 		wantState(t, c, Up, OK)
 		b.set("refused")
 		c.Sent()
-		c.Failed(Refused)
+		c.Failed()
 		time.Sleep(2 * confirmAfter)
 		wantState(t, c, Down, Refused)
 	})

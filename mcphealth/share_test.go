@@ -182,7 +182,7 @@ func partition(t *testing.T, blind int, traffic bool) {
 				}
 				c.Sent()
 				if at(i).is("refused") {
-					c.Failed(Refused)
+					c.Failed()
 				} else {
 					c.Answered("")
 				}

@@ -81,7 +81,7 @@ func (c *Checker) Doubted() {
 
 // Failed notes that a live request did not reach the upstream or got no answer.
 // It is no vote: others are preferred, and a probe decides, at once.
-func (c *Checker) Failed(_ Reason) {
+func (c *Checker) Failed() {
 	c.waiting.Add(-1)
 	c.suspect()
 	c.bringForward(failure)

@@ -164,7 +164,7 @@ func (k *keeper) way(s *server) http.Handler {
 		}
 		if k.send(rw, req, pass, forward) {
 			s.checker.Sent()
-			s.checker.Failed(mcphealth.Refused)
+			s.checker.Failed()
 			pass.rewind(req)
 			k.serve(rw, req, func() http.Handler { return k.successor() })
 		}

@@ -402,7 +402,7 @@ func watchPartition(s setting, edges, cut int) partition {
 				case c.Tier() == mcphealth.TierDown: // other upstreams get the call
 				case e < cut && lost.Load():
 					c.Sent()
-					c.Failed(mcphealth.ConnectTimeout)
+					c.Failed()
 				default:
 					c.Sent()
 					c.Answered("")

@@ -145,7 +145,7 @@ func FleetTraffic(i int, ended string) {
 	case "settled":
 		c.Settled()
 	case "failed":
-		c.Failed(mcphealth.Refused)
+		c.Failed()
 	}
 }
 
