@@ -38,7 +38,7 @@ type sticky struct {
 	route *route
 	names *roll
 	turn  atomic.Int32
-	known *sync.Map    // tickets of calls that go on at once, by method, path and id
+	known *sync.Map    // by ids as clients have them: *ticket
 	n     atomic.Int32 // of them
 }
 
@@ -60,6 +60,7 @@ type ticket struct {
 	id     string   // as the server has it
 	sent   []string // the same, as the field of a request; if it is known
 	cookie []string // the field that has the owner chosen; if it is known
+	path   string   // that it was met with; if it is known
 	owner  mcphealth.Owner
 	pinned bool   // the owner is known, and nobody else is asked
 	other  bool   // another one, which nothing can be told any more, is at the answer
@@ -94,23 +95,26 @@ func (k *keeper) stick(r *route) error {
 
 // entry is where requests come in. Calls in sessions whose owner is up go on at once, all
 // in one function that does nothing else: in Yaegi each expression that stands in one
-// costs, reached or not. What brings a cookie does not, and a websocket is no POST. The
-// header is what clients sent again when the call is over.
+// costs, reached or not, and a call of a method four times that of a function. What brings
+// a cookie does not, and a websocket is no POST. The header is what clients sent again when
+// the call is over.
 func (s *sticky) entry() http.Handler {
 	next := s.route.b.handler
 	known := s.known
 	return http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
 		h := req.Header
 		if ids := h[sessionField]; len(ids) == 1 {
-			if h["Cookie"] == nil {
-				if found, ok := known.Load(req.Method + req.URL.Path + ids[0]); ok {
+			if h["Cookie"] == nil && req.Method == http.MethodPost {
+				if found, ok := known.Load(ids[0]); ok {
 					t := found.(*ticket)
-					h[sessionField] = t.sent
-					h["Cookie"] = t.cookie
-					next.ServeHTTP(&stamp{ResponseWriter: rw, t: t}, req)
-					h[sessionField] = ids
-					delete(h, "Cookie")
-					return
+					if t.path == req.URL.Path {
+						h[sessionField] = t.sent
+						h["Cookie"] = t.cookie
+						next.ServeHTTP(&stamp{ResponseWriter: rw, t: t}, req)
+						h[sessionField] = ids
+						delete(h, "Cookie")
+						return
+					}
 				}
 			}
 		}
@@ -133,9 +137,8 @@ func enter(s *sticky, rw http.ResponseWriter, req *http.Request) {
 func (s *sticky) learn(path string, t *ticket, i int, now *standing) {
 	value := s.names.value[i]
 	known := &ticket{given: t.given, again: []string{t.given}, id: t.id, owner: t.owner, pinned: true, chosen: value, by: s.names,
-		sent: []string{t.id}, cookie: []string{s.names.cookie + "=" + value}}
-	key := http.MethodPost + path + t.given
-	if _, ok := s.known.LoadOrStore(key, known); !ok && s.n.Add(1) > maxKnown {
+		sent: []string{t.id}, cookie: []string{s.names.cookie + "=" + value}, path: path}
+	if _, ok := s.known.LoadOrStore(t.given, known); !ok && s.n.Add(1) > maxKnown {
 		s.n.Add(-1)
 		s.known.Range(func(id, _ interface{}) bool {
 			s.known.Delete(id)
@@ -143,7 +146,7 @@ func (s *sticky) learn(path string, t *ticket, i int, now *standing) {
 		})
 	}
 	if s.route.standing() != now { // forget may have come before
-		s.known.Delete(key)
+		s.known.Delete(t.given)
 	}
 }
 
@@ -379,13 +382,15 @@ func setCookie(h http.Header, name, value string) {
 }
 
 // stamp is the way of an answer to the client: it writes the owner into the id of a
-// session. Its Header and its Write are those of the writer that it embeds at the time,
-// which costs nothing. What most answers need is in WriteHeader, the rest elsewhere: in
-// Yaegi a call of a function costs by all that stands in it, reached or not.
+// session. Its Header and its Write are those of the writer that it embeds at the time, by
+// the compiler's rules and by Yaegi's, which costs nothing: what writes no head first, as
+// none of Traefik's proxies does, passes as it comes. What most answers need is in
+// WriteHeader, the rest elsewhere (see entry).
 type stamp struct {
 	http.ResponseWriter
-	t       *ticket
-	written bool // by begin
+	t     *ticket
+	from  string // the cookie of who was chosen, if it came with an early head
+	begun bool   // begin has written the head
 }
 
 func (w *stamp) WriteHeader(status int) {
@@ -413,19 +418,21 @@ func (w *stamp) WriteHeader(status int) {
 
 // begin writes a head that has more to it than the id which the client knows.
 func begin(w *stamp, h http.Header, status int) {
-	if status < http.StatusOK { // early hints and the like; upgrades do not come here
+	if w.begun {
+		return
+	}
+	t := w.t
+	if len(h["Set-Cookie"]) > 0 {
+		if from := t.by.takeCookie(h); from != "" {
+			w.from = from
+		}
+	}
+	if status < http.StatusOK { // early hints and the like, after which the header is cleared; upgrades do not come here
 		w.ResponseWriter.WriteHeader(status)
 		return
 	}
-	if w.written {
-		return
-	}
-	w.written = true
-	t := w.t
-	from := ""
-	if len(h["Set-Cookie"]) > 0 {
-		from = t.by.takeCookie(h)
-	}
+	w.begun = true
+	from := w.from
 	if from == "" {
 		from = t.chosen
 	}
@@ -447,10 +454,36 @@ func flow(w *stamp, status int) {
 	if status < http.StatusOK { // early hints and the like: another head follows
 		return
 	}
+	if status >= http.StatusBadRequest && withheld(w.ResponseWriter) {
+		return
+	}
 	c := http.NewResponseController(w.ResponseWriter)
 	_ = c.Flush()
-	var live http.ResponseWriter = &flushed{ResponseWriter: w.ResponseWriter, c: c}
-	w.ResponseWriter = live
+	w.ResponseWriter = &flushed{ResponseWriter: w.ResponseWriter, c: c}
+}
+
+// withheld reports whether Traefik's retry, in front, has kept the head that was written
+// to itself, and will try again. A flush it would let through all the same, as a 200
+// without header (pkg/middlewares/retry, whose field written is the same in 3.4 to 3.7).
+func withheld(rw http.ResponseWriter) bool {
+	v := reflect.ValueOf(rw)
+	for {
+		v = elem(v)
+		if v.Kind() != reflect.Struct {
+			return false
+		}
+		if f := v.FieldByName("written"); f.IsValid() {
+			return f.Kind() == reflect.Bool && !f.Bool()
+		}
+		inner := v.FieldByName("ResponseWriter") // ours
+		if !inner.IsValid() {
+			inner = v.FieldByName("IValue") // what Yaegi puts around ours
+		}
+		if !inner.IsValid() {
+			return false
+		}
+		v = inner
+	}
 }
 
 // refuse replaces what a server said that was not the owner: that went down as it
@@ -459,8 +492,7 @@ func (w *stamp) refuse(h http.Header) {
 	h.Del("Content-Encoding")
 	h.Del(sessionField)
 	mcphealth.Unavailable(http.MethodPost, mcphealth.NullID, mcphealth.Refused, routeRetry).Send(w.ResponseWriter)
-	var rest http.ResponseWriter = &dropped{ResponseWriter: w.ResponseWriter}
-	w.ResponseWriter = rest
+	w.ResponseWriter = &dropped{ResponseWriter: w.ResponseWriter}
 }
 
 // flushed is how the pieces of a stream go on: at once. Interpreted, a writer has no Flush
@@ -482,7 +514,8 @@ type dropped struct{ http.ResponseWriter }
 func (*dropped) Write(b []byte) (int, error) { return len(b), nil }
 
 // takeCookie takes back the cookie by which Traefik says whom it chose, and returns
-// its value: clients have the session's id for that.
+// its value: clients have the session's id for that. After a reload it may name one that
+// we do not know.
 func (r *roll) takeCookie(h http.Header) string {
 	chosen := ""
 	var keep []string
@@ -490,7 +523,7 @@ func (r *roll) takeCookie(h http.Header) string {
 	for i := 0; i < len(all); i++ {
 		pair, _, _ := strings.Cut(all[i], ";")
 		name, value, _ := strings.Cut(pair, "=")
-		if name == r.cookie && r.position(value) >= 0 {
+		if name == r.cookie {
 			chosen = value
 		} else {
 			keep = append(keep, all[i])

@@ -433,7 +433,7 @@ func TestStickyReopensFromTheShortWay(t *testing.T) {
 	s := stickyBehind(next)
 	id := s.names.key.Tag(a.URL+"/0", s.names.owner[0])
 	ask(h, "call", sessionField, id)
-	found, ok := s.known.Load(http.MethodPost + "/mcp" + id)
+	found, ok := s.known.Load(id)
 	if !ok {
 		t.Fatal("the session is not known")
 	}
@@ -583,4 +583,63 @@ type fencedBalancer struct {
 	handlers []*fakeHandler
 	fenced   map[string]struct{}
 	sticky   *fakeSticky
+}
+
+// A session is known by its id and for one path: many paths of one take no room, and no id
+// and path together are taken for another's.
+func TestStickyKnowsOnePath(t *testing.T) {
+	a := startMCP(t)
+	next := stickyOf(a)
+	ctx, _ := onRouter(t, "app@file")
+	h := newHandler(t, ctx, next, Config{Sticky: true, Paths: []string{"/mcp*"}})
+	awaitState(t, "up", a)
+	s := stickyBehind(next)
+	id := s.names.key.Tag(a.URL+"/0", s.names.owner[0])
+	call := func(path, id string) string {
+		req := httptest.NewRequest(http.MethodPost, "/mcp", strings.NewReader("call"))
+		req.URL.Path = path
+		req.Header.Set(sessionField, id)
+		rec := httptest.NewRecorder()
+		h.ServeHTTP(rec, req)
+		return rec.Body.String()
+	}
+	for i := range 100 {
+		call(fmt.Sprintf("/mcp/%d", i), id)
+	}
+	if n := s.n.Load(); n != 1 {
+		t.Errorf("%d of one session are known, want 1", n)
+	}
+	for _, tt := range []struct{ path, id string }{{"/mcp/", "0" + id}, {"/mcp/0" + id[:3], id[3:]}, {"", "/mcp/0" + id}, {"/else", id}} {
+		if got := call(tt.path, tt.id); !strings.Contains(got, "got "+tt.id+",") {
+			t.Errorf("path %q, id %q: %s, want the id as it came", tt.path, tt.id, got)
+		}
+	}
+}
+
+// A request on the short way whose owner goes, and that opens a session in the next
+// configuration, gets no tag of who did not open it, and no cookie of Traefik's.
+func TestStickyShortWayIntoTheNextConfiguration(t *testing.T) {
+	a, b := startMCP(t), startMCP(t)
+	old, end := onRouter(t, "app@file")
+	next := stickyOf(a)
+	h := newHandler(t, old, next, Config{Sticky: true})
+	awaitState(t, "up", a)
+	id, _ := openSession(t, h)
+	ask(h, "call", sessionField, id)
+	var once sync.Once
+	next.before = func() {
+		once.Do(func() {
+			a.stop()
+			awaitState(t, "down", a)
+			time.AfterFunc(50*time.Millisecond, func() {
+				end()
+				ctx, _ := onRouter(t, "app@file")
+				newHandler(t, ctx, stickyOf(a, b), Config{Sticky: true})
+			})
+		})
+	}
+	rec := ask(h, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"x":"open"}}`, sessionField, id)
+	if got := rec.Header().Get(sessionField); rec.Code != 200 || got != b.URL+"/1" || rec.Header().Get("Set-Cookie") != "" {
+		t.Errorf("%d opened %q, Set-Cookie %q, want the server's own id and no cookie", rec.Code, got, rec.Header().Get("Set-Cookie"))
+	}
 }

@@ -1,6 +1,7 @@
 package traefik
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -294,5 +295,111 @@ func TestStickyStreamBreaks(t *testing.T) {
 	})
 	if strings.Contains(tr.Output(), "internal error") {
 		t.Error("an internal error is in the log")
+	}
+}
+
+// openers are n servers that give clients a session.
+func openers(t *testing.T, n int) (all []*httptest.Server, addrs []string) {
+	t.Helper()
+	for range n {
+		srv := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+			body, _ := io.ReadAll(req.Body) // which says 100 to who waits for that
+			var q struct {
+				ID json.RawMessage `json:"id"`
+			}
+			_ = json.Unmarshal(body, &q)
+			rw.Header().Set("Content-Type", "application/json")
+			if strings.Contains(string(body), `"client"`) {
+				rw.Header().Set("Mcp-Session-Id", "raw")
+			}
+			if req.Method == http.MethodGet {
+				rw.WriteHeader(http.StatusServiceUnavailable)
+			}
+			fmt.Fprintf(rw, `{"jsonrpc":"2.0","id":%s,"result":{"supportedVersions":["2026-07-28"],"capabilities":{},"serverInfo":{"name":"a","version":"1"}}}`, q.ID)
+		}))
+		t.Cleanup(func() { _ = srv.Listener.Close() }) // not Close, which waits for the probes' connections
+		all = append(all, srv)
+		addrs = append(addrs, strings.TrimPrefix(srv.URL, "http://"))
+	}
+	return all, addrs
+}
+
+const opening = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"x":"client"}}`
+
+// Traefik's retry, in front, keeps the head of a try that failed to itself: the client gets
+// that of the last one.
+func TestStickyBehindRetry(t *testing.T) {
+	for name, status := range map[string]string{"no answer": "", "503 too": `, status: ["503"]`} {
+		t.Run(name, func(t *testing.T) {
+			all, addrs := openers(t, 2)
+			y := config{plugin: "sticky: true\nhold: 2s", service: cookie + "\nserversTransport: fresh", servers: addrs}.yaml()
+			y = strings.Replace(y, "      service: app\n      middlewares: [mcp]", "      service: app\n      middlewares: [again, mcp]", 1)
+			y = strings.Replace(y, "  middlewares:\n", "  serversTransports:\n    fresh: {maxIdleConnsPerHost: -1}\n  middlewares:\n    again:\n      retry: {attempts: 4, initialInterval: 20ms"+status+"}\n", 1)
+			tr := Start(t, Options{Dynamic: y})
+			for _, a := range addrs {
+				await(t, 10*time.Second, a+" up", func() bool { return strings.Contains(tr.Output(), "http://"+a+"/mcp is up") })
+			}
+			ids := []string{send(t, tr, opening).Header.Get("Mcp-Session-Id"), send(t, tr, opening).Header.Get("Mcp-Session-Id")}
+			req, _ := http.NewRequest(http.MethodGet, tr.URL+"/mcp", nil)
+			req.Header.Set("Mcp-Session-Id", ids[0])
+			resp, err := http.DefaultClient.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			if resp.StatusCode != 503 {
+				t.Errorf("GET: %s %v, want the server's 503", resp.Status, resp.Header)
+			}
+			_ = all[0].Listener.Close() // who dials is refused; the probes keep their connections
+			for i := range 6 {
+				resp := send(t, tr, opening)
+				if id := resp.Header.Get("Mcp-Session-Id"); resp.StatusCode == 200 && !strings.HasPrefix(id, "raw.") {
+					t.Errorf("%d opened: %s %v, want a session that names its owner", i, resp.Status, resp.Header)
+				}
+				resp = send(t, tr, `{"jsonrpc":"2.0","id":1,"method":"tools/call"}`, "Mcp-Session-Id", ids[i%2])
+				if resp.StatusCode == 200 && resp.Header.Get("Content-Type") == "" {
+					t.Errorf("%d in a session: %s %v, want a head", i, resp.Status, resp.Header)
+				}
+			}
+		})
+	}
+}
+
+// A session has its owner in its id also if a 100 came before the answer: Go's proxy
+// clears the header after that.
+func TestStickyAfterContinue(t *testing.T) {
+	_, addrs := openers(t, 2)
+	tr := Start(t, Options{Dynamic: config{plugin: "sticky: true", service: cookie, servers: addrs}.yaml()})
+	for _, a := range addrs {
+		await(t, 10*time.Second, a+" up", func() bool { return strings.Contains(tr.Output(), "http://"+a+"/mcp is up") })
+	}
+	if resp := send(t, tr, opening, "Expect", "100-continue"); !strings.HasPrefix(resp.Header.Get("Mcp-Session-Id"), "raw.") || resp.Header.Get("Set-Cookie") != "" {
+		t.Errorf("%s %v, want a session that names its owner, and no cookie", resp.Status, resp.Header)
+	}
+}
+
+// Our own refusal of a body that comes in pieces, or is large, keeps its head behind retry.
+func TestRefusedBehindRetry(t *testing.T) {
+	y := config{plugin: "hold: 0", service: cookie, servers: []string{fmt.Sprintf("127.0.0.1:%d", e2e.FreePort(t))}}.yaml()
+	y = strings.Replace(y, "      service: app\n      middlewares: [mcp]", "      service: app\n      middlewares: [again, mcp]", 1)
+	y = strings.Replace(y, "  middlewares:\n", "  middlewares:\n    again:\n      retry: {attempts: 3, initialInterval: 20ms, status: [\"503\"], retryNonIdempotentMethod: true}\n", 1)
+	tr := Start(t, Options{Dynamic: y})
+	await(t, 10*time.Second, "refused", func() bool { status, _ := post(t, tr.URL+"/mcp"); return status == 503 })
+	for _, size := range []int{100, 300 << 10} {
+		for _, chunked := range []bool{false, true} {
+			var body io.Reader = strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"x","params":{"x":"` + strings.Repeat("x", size) + `"}}`)
+			if chunked {
+				body = io.MultiReader(body)
+			}
+			resp, err := http.Post(tr.URL+"/mcp", "application/json", body)
+			if err != nil {
+				t.Error(err)
+				continue
+			}
+			resp.Body.Close()
+			if resp.StatusCode != 503 || resp.Header.Get("X-Mcp-Health") == "" {
+				t.Errorf("%d bytes, chunked %v: %s %v, want our 503", size, chunked, resp.Status, resp.Header)
+			}
+		}
 	}
 }
