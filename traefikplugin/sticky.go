@@ -465,25 +465,27 @@ func flow(w *stamp, status int) {
 // withheld reports whether Traefik's retry, in front, has kept the head that was written
 // to itself, and will try again. A flush it would let through all the same, as a 200
 // without header (pkg/middlewares/retry, whose field written is the same in 3.4 to 3.7).
+// Others may stand between it and us.
 func withheld(rw http.ResponseWriter) bool {
-	v := reflect.ValueOf(rw)
-	for {
-		v = elem(v)
-		if v.Kind() != reflect.Struct {
-			return false
+	v := elem(reflect.ValueOf(rw))
+	for v.Kind() == reflect.Struct {
+		if f := v.FieldByName("written"); f.IsValid() && f.Kind() == reflect.Bool {
+			return !f.Bool()
 		}
-		if f := v.FieldByName("written"); f.IsValid() {
-			return f.Kind() == reflect.Bool && !f.Bool()
-		}
-		inner := v.FieldByName("ResponseWriter") // ours
-		if !inner.IsValid() {
-			inner = v.FieldByName("IValue") // what Yaegi puts around ours
-		}
-		if !inner.IsValid() {
-			return false
-		}
-		v = inner
+		v = inner(v)
 	}
+	return false
+}
+
+// inner is the writer that a writer writes to; ours are in what Yaegi puts around them.
+func inner(v reflect.Value) reflect.Value {
+	for i := 0; i < v.NumField(); i++ {
+		field := v.Type().Field(i)
+		if field.Type.String() == "http.ResponseWriter" || field.Name == "IValue" {
+			return elem(v.Field(i))
+		}
+	}
+	return reflect.Value{}
 }
 
 // refuse replaces what a server said that was not the owner: that went down as it

@@ -327,14 +327,19 @@ func openers(t *testing.T, n int) (all []*httptest.Server, addrs []string) {
 const opening = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"x":"client"}}`
 
 // Traefik's retry, in front, keeps the head of a try that failed to itself: the client gets
-// that of the last one.
+// that of the last one. So it is with another middleware between.
 func TestStickyBehindRetry(t *testing.T) {
-	for name, status := range map[string]string{"no answer": "", "503 too": `, status: ["503"]`} {
+	for name, o := range map[string]struct{ status, between string }{
+		"no answer":        {"", "headers: {customRequestHeaders: {X-Any: any}}"},
+		"503 too":          {`, status: ["503"]`, "headers: {customRequestHeaders: {X-Any: any}}"},
+		"through compress": {`, status: ["503"]`, "compress: {minResponseBodyBytes: 1}"},
+	} {
 		t.Run(name, func(t *testing.T) {
+			status, between := o.status, o.between
 			all, addrs := openers(t, 2)
 			y := config{plugin: "sticky: true\nhold: 2s", service: cookie + "\nserversTransport: fresh", servers: addrs}.yaml()
-			y = strings.Replace(y, "      service: app\n      middlewares: [mcp]", "      service: app\n      middlewares: [again, mcp]", 1)
-			y = strings.Replace(y, "  middlewares:\n", "  serversTransports:\n    fresh: {maxIdleConnsPerHost: -1}\n  middlewares:\n    again:\n      retry: {attempts: 4, initialInterval: 20ms"+status+"}\n", 1)
+			y = strings.Replace(y, "      service: app\n      middlewares: [mcp]", "      service: app\n      middlewares: [again, zip, mcp]", 1)
+			y = strings.Replace(y, "  middlewares:\n", "  serversTransports:\n    fresh: {maxIdleConnsPerHost: -1}\n  middlewares:\n    again:\n      retry: {attempts: 4, initialInterval: 20ms"+status+"}\n    zip:\n      "+between+"\n", 1)
 			tr := Start(t, Options{Dynamic: y})
 			for _, a := range addrs {
 				await(t, 10*time.Second, a+" up", func() bool { return strings.Contains(tr.Output(), "http://"+a+"/mcp is up") })
