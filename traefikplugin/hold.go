@@ -267,8 +267,8 @@ func (k *keeper) refuse(rw http.ResponseWriter, req *http.Request, pass *passage
 // and then ends the connection, whose reset the client may see instead of the answer.
 // HTTP/2 ends the stream alone; who has too much is not waited for.
 func drain(rw http.ResponseWriter, req *http.Request) {
-	if req.Body == nil || req.ProtoMajor > 1 || withheld(rw) ||
-		req.ContentLength >= 0 && req.ContentLength <= drained || req.ContentLength > maxDrain {
+	if req.Body == nil || req.ProtoMajor > 1 ||
+		req.ContentLength >= 0 && req.ContentLength <= drained || req.ContentLength > maxDrain || withheld(rw) {
 		return
 	}
 	if draining.Add(1) <= maxDrains {

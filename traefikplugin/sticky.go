@@ -469,8 +469,8 @@ func flow(w *stamp, status int) {
 func withheld(rw http.ResponseWriter) bool {
 	v := elem(reflect.ValueOf(rw))
 	for v.Kind() == reflect.Struct {
-		if f := v.FieldByName("written"); f.IsValid() && f.Kind() == reflect.Bool {
-			return !f.Bool()
+		if f := v.FieldByName("written"); f.IsValid() { // in net/http's own a number
+			return f.Kind() == reflect.Bool && !f.Bool()
 		}
 		v = inner(v)
 	}
