@@ -197,18 +197,16 @@ var quiet = []string{"--log.level=INFO"}
 
 // install puts the plugin noop beside ours.
 func install(source string) func(t testing.TB, root string) {
-	return func(t testing.TB, root string) { installNoop(t, root, source) }
-}
-
-func installNoop(t testing.TB, root, source string) {
-	t.Helper()
-	dir := filepath.Join(root, "../../../example.com/noop")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for name, text := range map[string]string{"noop.go": source, ".traefik.yml": "displayName: noop\ntype: middleware\nimport: example.com/noop\nsummary: noop\ntestData: {a: b}\n"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+	return func(t testing.TB, root string) {
+		t.Helper()
+		dir := filepath.Join(root, "../../../example.com/noop")
+		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
+		}
+		for name, text := range map[string]string{"noop.go": source, ".traefik.yml": "displayName: noop\ntype: middleware\nimport: example.com/noop\nsummary: noop\ntestData: {a: b}\n"} {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 }

@@ -335,11 +335,10 @@ func TestStickyBehindRetry(t *testing.T) {
 		"through compress": {`, status: ["503"]`, "compress: {minResponseBodyBytes: 1}"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			status, between := o.status, o.between
 			all, addrs := openers(t, 2)
 			y := config{plugin: "sticky: true\nhold: 2s", service: cookie + "\nserversTransport: fresh", servers: addrs}.yaml()
 			y = strings.Replace(y, "      service: app\n      middlewares: [mcp]", "      service: app\n      middlewares: [again, zip, mcp]", 1)
-			y = strings.Replace(y, "  middlewares:\n", "  serversTransports:\n    fresh: {maxIdleConnsPerHost: -1}\n  middlewares:\n    again:\n      retry: {attempts: 4, initialInterval: 20ms"+status+"}\n    zip:\n      "+between+"\n", 1)
+			y = strings.Replace(y, "  middlewares:\n", "  serversTransports:\n    fresh: {maxIdleConnsPerHost: -1}\n  middlewares:\n    again:\n      retry: {attempts: 4, initialInterval: 20ms"+o.status+"}\n    zip:\n      "+o.between+"\n", 1)
 			tr := Start(t, Options{Dynamic: y})
 			for _, a := range addrs {
 				await(t, 10*time.Second, a+" up", func() bool { return strings.Contains(tr.Output(), "http://"+a+"/mcp is up") })
@@ -356,8 +355,12 @@ func TestStickyBehindRetry(t *testing.T) {
 				t.Errorf("GET: %s %v, want the server's 503", resp.Status, resp.Header)
 			}
 			_ = all[0].Listener.Close() // who dials is refused; the probes keep their connections
+			opened := 0
 			for i := range 6 {
 				resp := send(t, tr, opening)
+				if resp.StatusCode == 200 {
+					opened++
+				}
 				if id := resp.Header.Get("Mcp-Session-Id"); resp.StatusCode == 200 && !strings.HasPrefix(id, "raw.") {
 					t.Errorf("%d opened: %s %v, want a session that names its owner", i, resp.Status, resp.Header)
 				}
@@ -365,6 +368,9 @@ func TestStickyBehindRetry(t *testing.T) {
 				if resp.StatusCode == 200 && resp.Header.Get("Content-Type") == "" {
 					t.Errorf("%d in a session: %s %v, want a head", i, resp.Status, resp.Header)
 				}
+			}
+			if opened == 0 {
+				t.Error("none of 6 opened a session, though a server lives")
 			}
 		})
 	}

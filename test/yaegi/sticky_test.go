@@ -80,21 +80,20 @@ func TestPluginSticky(t *testing.T) {
 		bal.AddServer(srv.URL, http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
 			body, _ := io.ReadAll(req.Body)
 			rw.Header().Set("X-Served-By", srv.URL)
+			status := http.StatusOK
 			switch string(body) {
 			case "open":
 				rw.Header().Set("Mcp-Session-Id", "id-of-its-own")
 			case "elsewhere": // Traefik chose another one, whose answer this is
 				rw.Header().Set("Set-Cookie", "stick="+cookieOf(bal.handlers[1].name))
-				rw.WriteHeader(http.StatusNotFound)
+				status = http.StatusNotFound
 			case "stream":
 				rw.WriteHeader(http.StatusOK)
 				for range more {
 					_, _ = io.WriteString(rw, "data: x\n\n")
 				}
 			}
-			if string(body) != "elsewhere" {
-				rw.WriteHeader(http.StatusOK)
-			}
+			rw.WriteHeader(status)
 			_, _ = io.WriteString(rw, req.Header.Get("Mcp-Session-Id"))
 		}), serverOptions{})
 	}
