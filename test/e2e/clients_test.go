@@ -224,30 +224,33 @@ func TestTypeScriptRollingRestart(t *testing.T) {
 		t.Run(lib, func(t *testing.T) {
 			r := startReplicas(t, "ts-sdk-v1.32.2-stateful", 3, "mcp_proxy /mcp* {ALL} {\n\tsticky\n}")
 			c := startNode(t, lib, r.caddy.URL())
-			var got struct {
-				Calls, Reopened, Longest int
-				Errors                   map[string]int
+			var begun string
+			if err := c.Do("work 40", &begun); err != nil {
+				t.Fatal(err)
 			}
-			var load sync.WaitGroup
-			load.Go(func() {
-				if err := c.Do("work 40 14000", &got); err != nil {
-					t.Error(err)
-				}
-			})
 			time.Sleep(1500 * time.Millisecond)
+			begin := time.Now()
 			for _, i := range r.all {
 				i.Terminate(t)
 				time.Sleep(500 * time.Millisecond)
 				i.Restart(t)
-				r.caddy.AwaitState(t, i.Addr, "up", 5*time.Second)
-				time.Sleep(500 * time.Millisecond)
+				r.caddy.AwaitState(t, i.Addr, "up", 20*time.Second)
+				time.Sleep(1500 * time.Millisecond)
 			}
-			load.Wait()
-			t.Logf("%+v", got)
-			// These servers take 3 to 4 s to restart, and a new session may land on the
-			// one that goes next.
-			if got.Reopened < 40 || got.Longest > 12000 {
-				t.Errorf("%d sessions opened anew, %d ms the longest without an answer; want each of 40 clients to go on", got.Reopened, got.Longest)
+			took := time.Since(begin)
+			var got struct {
+				Calls, Reopened, Longest, Lost int
+				Errors                         map[string]int
+			}
+			if err := c.Do("stop", &got); err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("restarted in %s: %+v", took, got)
+			// These servers take 4 s to restart, on a busy machine twice that, and a new
+			// session may land on the one that goes next, and its next one again.
+			longest := time.Duration(got.Longest) * time.Millisecond
+			if got.Lost > 0 || got.Reopened < 40 || longest > took+5*time.Second {
+				t.Errorf("%d clients lost, %d sessions opened anew, %s the longest without an answer; want each of 40 clients to go on", got.Lost, got.Reopened, longest)
 			}
 			r.wantOnce(t)
 		})

@@ -6,8 +6,9 @@
 //	whoami         says which replica answers
 //	close
 //	many N M       N sessions of M calls of whoami, 20 at a time
-//	work N MS      N clients that call echo for so long: after a 404 they open a new
-//	               session, after anything else they try again
+//	work N         N clients begin to call echo over and over: after a 404 they open a
+//	               new session, after anything else they try again
+//	stop           ends that, once each has had one more answer, or 30 s of none
 //
 // usage: node client.mjs sdk1|sdk2 URL
 import { createInterface } from 'node:readline';
@@ -59,19 +60,23 @@ async function many(sessions, calls) {
   return tally;
 }
 
-async function work(clients, ms) {
-  const tally = { calls: 0, reopened: 0, longest: 0, errors: {} };
-  const until = Date.now() + ms;
+let stopped = Infinity; // when the work was told to stop
+let working;
+
+async function work(clients) {
+  const tally = { calls: 0, reopened: 0, longest: 0, lost: 0, errors: {} };
   const one = async w => {
     let s;
     let last = Date.now();
-    for (let n = 0; Date.now() < until; n++) {
+    for (let n = 0, done = false; !done; n++) {
+      const start = Date.now();
       try {
         s ??= await open();
         await call(s, 'echo', { message: `${lib}-w${w}-${n}` });
         tally.calls++;
         tally.longest = Math.max(tally.longest, Date.now() - last);
         last = Date.now();
+        done = start > stopped;
       } catch (e) {
         const kind = `${e.code ?? e.name}: ${e.message}`.replace(/"id":[^,}]*/g, '"id":…').slice(0, 160);
         tally.errors[kind] = (tally.errors[kind] ?? 0) + 1;
@@ -80,8 +85,12 @@ async function work(clients, ms) {
           await s.client.close().catch(() => {});
           s = undefined;
         }
+        if (start > stopped + 30_000) {
+          tally.lost++;
+          done = true;
+        }
       }
-      await new Promise(done => setTimeout(done, 50));
+      await new Promise(go => setTimeout(go, 50));
     }
     if (s) await close(s).catch(() => {});
   };
@@ -96,7 +105,11 @@ const commands = {
   whoami: async () => (await call(session, 'whoami')).split(',')[0],
   close: async () => close(session),
   many: async (n, m) => many(Number(n), Number(m)),
-  work: async (n, ms) => work(Number(n), Number(ms))
+  work: async n => void (working = work(Number(n))),
+  stop: async () => {
+    stopped = Date.now();
+    return working;
+  }
 };
 for await (const line of createInterface({ input: process.stdin })) {
   const [name, ...args] = line.trim().split(' ');
