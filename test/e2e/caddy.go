@@ -90,17 +90,7 @@ func (c *Caddy) URL() string { return fmt.Sprintf("http://127.0.0.1:%d/mcp", c.P
 // Reload loads another site into the running Caddy.
 func (c *Caddy) Reload(t testing.TB, site string) {
 	t.Helper()
-	req, _ := http.NewRequest(http.MethodPost, c.admin+"/load", strings.NewReader(c.config(site)))
-	req.Header.Set("Content-Type", "text/caddyfile")
-	req.Close = true
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	if body, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK {
-		t.Fatalf("reload: %d %s", resp.StatusCode, body)
-	}
+	c.ask(t, http.MethodPost, "/load", c.config(site))
 }
 
 // Upstream is what the admin endpoint says of one upstream.
@@ -129,16 +119,7 @@ func (c *Caddy) Upstreams(t testing.TB) map[string]Upstream {
 // Drain has the admin endpoint drain an upstream, or resume.
 func (c *Caddy) Drain(t testing.TB, addr, action string) {
 	t.Helper()
-	req, _ := http.NewRequest(http.MethodPost, c.admin+"/mcp_health/upstreams/"+c.Upstreams(t)[addr].ID+"/"+action, nil)
-	req.Close = true
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	if body, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK {
-		t.Fatalf("%s: %d %s", action, resp.StatusCode, body)
-	}
+	c.ask(t, http.MethodPost, "/mcp_health/upstreams/"+c.Upstreams(t)[addr].ID+"/"+action, "")
 }
 
 // Goroutines is how many run in Caddy, idle connections of the admin client aside.
@@ -187,12 +168,20 @@ func (c *Caddy) Metrics(t testing.TB) string { t.Helper(); return string(c.get(t
 
 func (c *Caddy) get(t testing.TB, path string) []byte {
 	t.Helper()
+	return c.ask(t, http.MethodGet, path, "")
+}
+
+// ask has the admin endpoint do what can be asked of it twice: each reload opens its
+// socket anew, too, and a connection that was not yet accepted is reset.
+func (c *Caddy) ask(t testing.TB, method, path, body string) []byte {
+	t.Helper()
+	client := http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	var resp *http.Response
 	var err error
-	for range 5 { // a reload restarts the admin endpoint, too
-		req, _ := http.NewRequest(http.MethodGet, c.admin+path, nil)
-		req.Close = true
-		if resp, err = http.DefaultClient.Do(req); err == nil {
+	for range 5 {
+		req, _ := http.NewRequest(method, c.admin+path, strings.NewReader(body))
+		req.Header.Set("Content-Type", "text/caddyfile")
+		if resp, err = client.Do(req); err == nil {
 			break
 		}
 		time.Sleep(50 * time.Millisecond)
@@ -201,11 +190,11 @@ func (c *Caddy) get(t testing.TB, path string) []byte {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
+	answer, err := io.ReadAll(resp.Body)
 	if err != nil || resp.StatusCode != http.StatusOK {
-		t.Fatalf("GET %s: %d %s %v", path, resp.StatusCode, body, err)
+		t.Fatalf("%s %s: %d %s %v", method, path, resp.StatusCode, answer, err)
 	}
-	return body
+	return answer
 }
 
 // AwaitState waits until the admin endpoint gives this state to the upstream, and

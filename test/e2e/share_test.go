@@ -140,15 +140,11 @@ func TestShareReload(t *testing.T) {
 	site := "\tmcp_proxy /mcp* " + server.addr()
 	c := StartCaddyGlobal(t, "\tmcp_health {\n\t\tshare "+url+"\n\t}", site)
 	c.AwaitState(t, server.addr(), "up", 5*time.Second)
-	admin := http.Client{Timeout: 5 * time.Second}
 	for i := range 3 {
-		resp, err := admin.Post(c.admin+"/load", "text/caddyfile", strings.NewReader(c.config(fmt.Sprintf("%s\n\theader X-Load %d", site, i))))
-		if err != nil {
-			t.Fatalf("reload %d: %v", i+1, err)
-		}
-		_ = resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			t.Fatalf("reload %d: %s", i+1, resp.Status)
+		start := time.Now()
+		c.Reload(t, fmt.Sprintf("%s\n\theader X-Load %d", site, i))
+		if took := time.Since(start); took > 5*time.Second {
+			t.Fatalf("reload %d took %s", i+1, took)
 		}
 		time.Sleep(1500 * time.Millisecond)
 	}
