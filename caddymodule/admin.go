@@ -69,7 +69,9 @@ func (Admin) serveOne(w http.ResponseWriter, r *http.Request) error {
 	case action == "" && r.Method == http.MethodGet:
 		return writeJSON(w, http.StatusOK, detailOf(e, e.checker.Snapshot()))
 	case action == "probe" && r.Method == http.MethodPost:
-		e.checker.Probe()
+		if !e.checker.Probe() {
+			return caddy.APIError{HTTPStatus: http.StatusConflict, Err: fmt.Errorf("%s is in no configuration any more, and is not probed; it will leave this list", e.upstream)}
+		}
 		return writeJSON(w, http.StatusAccepted, map[string]string{"id": e.id, "upstream": e.upstream})
 	case action != "" && r.Method == http.MethodPost:
 		checkers.setDrain(e, action == "drain")

@@ -280,9 +280,9 @@ func (c Check) validate() error {
 // validPlaceholders refuses those of requests: a probe is none.
 func (c Check) validPlaceholders() error {
 	const request, want = "{http.", "a probe is no client's request, and has nothing to put there: want a global placeholder, such as {env.*} or {file.*}, or the value"
-	for option, value := range map[string]string{"path": c.Path, "host": c.Host} {
-		if strings.Contains(value, request) {
-			return fmt.Errorf("%s '%s': %s", option, value, want)
+	for _, option := range c.texts() {
+		if strings.Contains(option[1], request) {
+			return fmt.Errorf("%s '%s': %s", option[0], option[1], want)
 		}
 	}
 	for name, values := range c.Header {
@@ -292,6 +292,9 @@ func (c Check) validPlaceholders() error {
 	}
 	return nil
 }
+
+// texts are the options in which placeholders may stand, and their values.
+func (c Check) texts() [][2]string { return [][2]string{{"path", c.Path}, {"host", c.Host}} }
 
 // withoutPlaceholders is s with a letter for each.
 func withoutPlaceholders(s string) string { return caddy.NewEmptyReplacer().ReplaceAll(s, "x") }
@@ -325,9 +328,9 @@ func atLine(d *caddyfile.Dispenser, err error) error {
 
 // whole refuses what cannot be meant once everything is filled in.
 func (c Check) whole() error {
-	for option, value := range map[string]string{"path": c.Path, "host": c.Host} {
-		if withoutPlaceholders(value) != value {
-			return fmt.Errorf("%s '%s': there is no such placeholder; want one such as {env.*} or {file.*}, or the value", option, value)
+	for _, option := range c.texts() {
+		if withoutPlaceholders(option[1]) != option[1] {
+			return fmt.Errorf("%s '%s': there is no such placeholder; want one such as {env.*} or {file.*}, or the value", option[0], option[1])
 		}
 	}
 	c.Fast = 0 // of another place, maybe

@@ -342,4 +342,9 @@ func TestAdmin(t *testing.T) {
 
 	e.load("", strings.Replace(site, "lb_policy", "flush_interval -1\nlb_policy", 1))
 	require.Equal(t, id, checkers.list()[0].id, "the id changed with a reload")
+
+	e.load("", "respond ok")
+	require.Equal(t, false, statusOf(checkers.list()[0], checkers.list()[0].checker.Snapshot()).InUse)
+	status, _ = admin(t, http.MethodPost, "/mcp_health/upstreams/"+id+"/probe")
+	require.Equal(t, http.StatusConflict, status, "nobody probes it any more")
 }

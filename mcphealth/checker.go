@@ -220,8 +220,9 @@ func (c *Checker) SetLine(l *Line) { c.p.SetLine(l) }
 // SetHeader has later probes send other headers, as when a token was renewed.
 func (c *Checker) SetHeader(h http.Header) { c.p.SetHeader(h) }
 
-// Probe has the upstream asked now; it does not wait for the answer.
-func (c *Checker) Probe() { c.bringForward(asked) }
+// Probe has the upstream asked now; it does not wait for the answer. It reports false if
+// the checker asks nobody: it is paused, closed or not started.
+func (c *Checker) Probe() bool { return c.bringForward(asked) }
 
 // Drain makes the upstream second choice, as if it were degraded, until it is called
 // with false. State and reason stay what the probes found.
@@ -260,19 +261,20 @@ func (c *Checker) isClosed() bool {
 
 // bringForward moves the next probe to now, or to when an alarm of this kind is
 // believed again.
-func (c *Checker) bringForward(why alarm) {
+func (c *Checker) bringForward(why alarm) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed || c.paused || !c.started {
-		return
+		return false
 	}
 	if c.running {
 		c.again, c.alarm = true, why
-		return
+		return true
 	}
 	if c.hurry(c.patience(why), why) {
 		c.alarm = why
 	}
+	return true
 }
 
 // hurry has the next probe at the end of wait, if it is not due before. Where live

@@ -140,6 +140,7 @@ func TestSessionSettingsWithoutSticky(t *testing.T) {
 	before := log.Writer()
 	log.SetOutput(logged)
 	defer log.SetOutput(before)
+	told.m = nil // or it has been said, if this runs twice
 	ctx, _ := onRouter(t, "idle@file")
 	newHandler(t, ctx, http.NotFoundHandler(), Config{SessionKey: "0123456789abcdef"})
 	if !strings.Contains(logged.String(), "no effect without sticky") {
