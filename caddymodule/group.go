@@ -79,7 +79,8 @@ type member struct {
 	entry    *entry // nil: it cannot be probed, and is always tried
 	learn    bool   // clients' Host is the upstream's
 	unlisten []func()
-	seen     atomic.Uint32 // the group's age when last seen
+	seen     atomic.Uint32             // the group's age when last seen
+	refused  atomic.Pointer[time.Time] // when the proxy itself was first seen not to want it; nil: it does
 	named    atomic.Pointer[named]
 	room     *room // where requests wait that nobody else may serve
 }
@@ -103,6 +104,7 @@ func (m *member) isUp() bool {
 
 // The group's reports to the checker. Those of a member without one go nowhere.
 func (m *member) sent() {
+	m.wanted()
 	if m.entry != nil {
 		m.entry.checker.Sent()
 	}
@@ -222,6 +224,7 @@ func (g *group) start() {
 		members := make([]*member, len(g.handler.Upstreams))
 		for i, u := range g.handler.Upstreams {
 			members[i] = g.newMember(u.Dial)
+			g.remind(members[i], u)
 		}
 		g.static.Store(&members)
 		g.source = g.handler.DynamicUpstreams
@@ -349,6 +352,23 @@ func (g *group) newMember(dial string) *member {
 	return m
 }
 
+// remind has each probe of a static upstream note what else is known to be well with it:
+// that it is in the list, and that the proxy itself wants it.
+func (g *group) remind(m *member, u *reverseproxy.Upstream) {
+	m.listed()
+	if m.entry == nil {
+		return
+	}
+	m.unlisten = append(m.unlisten, m.entry.checker.OnResult(func(mcphealth.Result) {
+		if apps.current() == g.app { // else it goes with the configuration
+			m.listed()
+		}
+		if u.Healthy() {
+			m.wanted()
+		}
+	}))
+}
+
 // cleanup stops the group for good.
 func (g *group) cleanup() error {
 	g.stop()
@@ -409,6 +429,7 @@ func (g *group) lookup(dial string) *member {
 	}
 	if age := g.age.Load(); m.seen.Load() != age {
 		m.seen.Store(age)
+		m.listed()
 	}
 	return m
 }
@@ -493,6 +514,7 @@ func (g *group) ensure(dials []string) {
 	for _, dial := range dials {
 		if m := old[dial]; m != nil {
 			m.seen.Store(g.age.Load())
+			m.listed()
 			continue
 		}
 		if all[dial] != nil {
@@ -507,6 +529,7 @@ func (g *group) ensure(dials []string) {
 			maps.Copy(all, old)
 		}
 		all[dial] = g.newMember(dial)
+		all[dial].listed()
 	}
 	if all != nil {
 		g.dynamic.Store(&all)

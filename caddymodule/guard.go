@@ -28,7 +28,8 @@ import (
 func init() {
 	caddy.RegisterModule(new(Guard))
 	httpcaddyfile.RegisterHandlerDirective("mcp_guard", parseGuard)
-	httpcaddyfile.RegisterDirectiveOrder("mcp_guard", httpcaddyfile.Before, "reverse_proxy")
+	// Before what contains a reverse_proxy: invoke, handle, handle_path and route.
+	httpcaddyfile.RegisterDirectiveOrder("mcp_guard", httpcaddyfile.Before, "invoke")
 }
 
 const (
@@ -239,7 +240,7 @@ func (g *Guard) Cleanup() error {
 
 // ServeHTTP passes the request on, and steps in if it fails before an answer.
 func (g *Guard) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	if isMetadata(r) {
+	if isMetadata(r.URL.Path) {
 		return next.ServeHTTP(w, r)
 	}
 	t := &transit{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, req: r}
@@ -276,10 +277,16 @@ func (t *transit) unanswered() bool {
 		len(g.handler.HandleResponse) == 0 && t.req.Context().Err() == nil
 }
 
-// isMetadata reports whether r asks for a document about the server, such as OAuth
+// isMetadata reports whether it is the path of a document about the server, such as OAuth
 // metadata. What it gets is the proxy's, also in an outage: clients ask for several
 // and go on from a plain error, and a held one would keep them from connecting.
-func isMetadata(r *http.Request) bool { return strings.Contains(r.URL.Path, "/.well-known/") }
+func isMetadata(path string) bool { return strings.Contains(path, "/.well-known/") }
+
+// wasMetadata reports whether r, which was rewritten since, asks for one.
+func wasMetadata(r *http.Request) bool {
+	came, ok := r.Context().Value(caddyhttp.OriginalRequestCtxKey).(http.Request)
+	return ok && isMetadata(came.URL.Path)
+}
 
 // fate is what became of a request that got no answer.
 type fate int
@@ -368,6 +375,10 @@ func reasonOf(err error, status int) mcphealth.Reason {
 
 // rescue deals with a request that failed before an answer began.
 func (g *Guard) rescue(t *transit, was *before, next caddyhttp.Handler, err error) error {
+	if wasMetadata(t.req) {
+		t.settle()
+		return err
+	}
 	f, reason := fateOf(t, err)
 	if f != unsent {
 		return g.conclude(t, was, f, reason, err)
@@ -382,6 +393,8 @@ func (g *Guard) rescue(t *transit, was *before, next caddyhttp.Handler, err erro
 			t.ticket.letGo()
 		case t.lost():
 			return g.sessionLost(t, was, body)
+		case t.picked.elsewhere:
+			return g.unavailable(t, was, group, reason, body, err)
 		}
 	}
 	// A connection that was found dead says little about the upstream, and nothing
@@ -461,6 +474,9 @@ func (g *Guard) wait(t *transit, was *before, next caddyhttp.Handler, body []byt
 		t.failed()
 		if t.lost() {
 			return g.sessionLost(t, was, body)
+		}
+		if t.picked.elsewhere {
+			break
 		}
 	}
 	if r.Context().Err() != nil {

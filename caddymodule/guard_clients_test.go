@@ -2,6 +2,7 @@ package caddymodule
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -338,12 +339,13 @@ func TestReasonsOfTheProxysOwn(t *testing.T) {
 func TestMetadataIsNotHeld(t *testing.T) {
 	a := newServer(t, "a")
 	a.on(http.NotFound)
-	e := newEdge(t, "", `mcp_proxy `+a.addr+` {
+	proxy := `mcp_proxy ` + a.addr + ` {
 		hold 1m
 		check_fast 20ms
-	}`)
+	}`
+	e := newEdge(t, "", "handle_path /.well-known/moved {\nrewrite * /meta\n"+proxy+"\n}\nhandle {\n"+proxy+"\n}")
 	waitState(t, a.addr, mcphealth.Up)
-	paths := []string{"/.well-known/oauth-protected-resource/mcp", "/mcp/.well-known/openid-configuration"}
+	paths := []string{"/.well-known/oauth-protected-resource/mcp", "/mcp/.well-known/openid-configuration", "/.well-known/moved"}
 	for _, path := range paths {
 		require.Equal(t, http.StatusNotFound, e.do(http.MethodGet, path, "").status)
 	}
@@ -356,4 +358,26 @@ func TestMetadataIsNotHeld(t *testing.T) {
 		require.Empty(t, r.body)
 		require.Empty(t, r.header.Get("X-Mcp-Health"))
 	}
+}
+
+// Whose client left before the answer is no fault of the upstream.
+func TestAClientThatLeavesCountsForNothing(t *testing.T) {
+	a := newServer(t, "a")
+	begun, over := make(chan struct{}), make(chan struct{})
+	a.on(func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		close(begun)
+		<-r.Context().Done()
+		close(over)
+	})
+	e := newEdge(t, "", guarded("hold 0", a.addr))
+	waitState(t, a.addr, mcphealth.Up)
+	ctx, leave := context.WithCancel(t.Context())
+	req := must(http.NewRequestWithContext(ctx, http.MethodPost, e.url+"/mcp", strings.NewReader(callBody("1"))))
+	go func() { <-begun; leave() }()
+	_, err := client.Do(req)
+	require.ErrorIs(t, err, context.Canceled)
+	<-over
+	e.load("", "respond ok") // waits for the handlers
+	require.Zero(t, entryOf(a.addr).account.requests.now())
 }

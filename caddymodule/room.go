@@ -2,6 +2,7 @@ package caddymodule
 
 import (
 	"context"
+	"runtime"
 	"sync"
 	"time"
 
@@ -151,8 +152,12 @@ func (r *room) run() {
 		}
 		let, next := r.release(tier)
 		r.mu.Unlock()
+		for _, w := range let {
+			close(w.let)
+			runtime.Gosched() // or those let go last would be the first
+		}
 
-		if let == batchSize {
+		if len(let) == batchSize {
 			time.Sleep(batchEvery)
 			continue
 		}
@@ -180,23 +185,22 @@ func (r *room) tier() mcphealth.Tier {
 }
 
 // release lets the first ones go that may: a batch if an upstream is up, one as a
-// scout if one might be, none if all are down. It returns how many, and how long
-// until the next one may.
-func (r *room) release(tier mcphealth.Tier) (let int, next time.Duration) {
+// scout if one might be, none if all are down. It returns them, and how long until the
+// next one may.
+func (r *room) release(tier mcphealth.Tier) (let []*waiter, next time.Duration) {
 	most := batchSize
 	switch tier {
 	case mcphealth.TierSuspect:
 		most = 1
 	case mcphealth.TierDown:
-		return 0, lastWait
+		return nil, lastWait
 	}
 	now, next := time.Now(), lastWait
 	rest := r.queue[:0]
 	for _, w := range r.queue {
 		wait := w.after.Sub(now)
-		if let < most && (w.back != r.back || wait <= 0) {
-			close(w.let)
-			let++
+		if len(let) < most && (w.back != r.back || wait <= 0) {
+			let = append(let, w)
 			continue
 		}
 		next = min(next, max(wait, time.Millisecond))

@@ -191,10 +191,9 @@ func (g *group) selectOwner(t *transit, pool []*reverseproxy.Upstream, members [
 			continue
 		}
 		p := pick{group: g, none: true, owner: m, gone: m.goneSince()}
-		if u.Healthy() {
-			missing.Found(owner)
-		} else {
-			p.goneBy(missing.Since(owner), mcphealth.HealthDown) // says the proxy
+		missing.Found(owner)
+		if since := m.refusedSince(u); !since.IsZero() {
+			p.goneBy(since, mcphealth.HealthDown) // says the proxy
 		}
 		switch {
 		case !p.gone.IsZero(), g.tierOf(members, i, u) == mcphealth.TierDown:
@@ -211,13 +210,53 @@ func (g *group) selectOwner(t *transit, pool []*reverseproxy.Upstream, members [
 	}
 	p := pick{group: g, none: true, owner: g.unlisted(key, t.ticket.owner), others: g.othersUp(pool, members, -1)}
 	p.gone = p.owner.goneSince() // it may have been down before it left the list
-	if p.owner == nil && g.app.has(key, t.ticket.owner) {
+	switch next := apps.current(); {
+	case next != g.app && next != nil && next.has(key, t.ticket.owner):
+		p.elsewhere, p.gone, p.why = true, time.Time{}, mcphealth.RouteAbsent
+	case p.owner == nil && g.app.has(key, t.ticket.owner):
 		p.goneBy(longAgo, mcphealth.RouteAbsent) // another proxy's: the session never was here
-	} else {
+	default:
 		p.goneBy(missing.Since(t.ticket.owner), mcphealth.RouteAbsent)
 	}
 	t.picked = p
 	return -1, false
+}
+
+// refusedSince is when a look first found that the proxy itself does not want the
+// upstream (health_uri, fail_duration); zero: it does, or nothing is known.
+func (m *member) refusedSince(u *reverseproxy.Upstream) time.Time {
+	switch {
+	case m == nil:
+		return time.Time{}
+	case u.Healthy():
+		m.wanted()
+		return time.Time{}
+	}
+	now := time.Now()
+	m.refused.CompareAndSwap(nil, &now)
+	if since := m.refused.Load(); since != nil {
+		return *since
+	}
+	return now // it is wanted again since
+}
+
+// wanted notes that the proxy has nothing against the upstream.
+func (m *member) wanted() {
+	if m.refused.Load() != nil {
+		m.refused.Store(nil)
+	}
+}
+
+// listed notes that the upstream is in a list, so that the next time it is missing is
+// not taken for the last one. It costs nothing while nobody is missing.
+func (m *member) listed() {
+	if missing.Len() == 0 {
+		return
+	}
+	keys.Range(func(_, key any) bool {
+		missing.Found(m.owner(key.(*mcphealth.SessionKey)))
+		return true
+	})
 }
 
 // goneBy notes that the owner is gone since then for a reason that is not its
@@ -311,7 +350,9 @@ func (p *pick) ownersOutage(now time.Time) (mcphealth.Reason, time.Duration) {
 }
 
 // missing are owners of sessions that no list of upstreams has, and since when. They
-// are the process's: a reload is when owners vanish.
+// are the process's: a reload is when owners vanish. Who is in a list again is taken off
+// as a configuration starts, as a source names it, and after each of its probes, since
+// its own sessions may be idle.
 var missing mcphealth.Absentees
 
 // lostSessions counts the requests that were told so; entries count their own.

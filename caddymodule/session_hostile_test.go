@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -373,6 +374,100 @@ func TestStickyOwnerTheProxyRefuses(t *testing.T) {
 		}
 	})
 	eventually(t, func() bool { return e.in(id).servedBy() == "a" }, "never found again")
+}
+
+// refusing has replicas answer the proxy's own check, as the switch says.
+func refusing(r *replica) *atomic.Bool {
+	refuse := new(atomic.Bool)
+	r.on(func(w http.ResponseWriter, req *http.Request) {
+		switch {
+		case req.URL.Path != "/healthz":
+			r.legacy(w, req)
+		case refuse.Load():
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	})
+	return refuse
+}
+
+const withHealth = "lb_retries 3\nhealth_uri /healthz\nhealth_interval 20ms\nhealth_status 200"
+
+// Each absence of an owner has a grace of its own, though nobody of its sessions asked
+// for it while it was there.
+func TestStickyEachAbsenceHasItsGrace(t *testing.T) {
+	a, b := newReplica(t, "a"), newReplica(t, "b")
+	with := sticky("hold 0\nsession_grace 400ms", a.addr, b.addr)
+	without := sticky("hold 0\nsession_grace 400ms", b.addr)
+	refuse := refusing(a)
+	refusing(b)
+	checked := strings.Replace(with, "lb_retries 3", withHealth, 1)
+	for name, way := range map[string]struct {
+		site        string
+		leave, back func(e *edge)
+	}{
+		"by reloads":    {with, func(e *edge) { e.load("", without) }, func(e *edge) { e.load("", with) }},
+		"for the proxy": {checked, func(*edge) { refuse.Store(true) }, func(*edge) { refuse.Store(false) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEdge(t, "", way.site)
+			id := e.openAt("a")
+			missed := func() reply { // by others first: a call in the session would show that it is there
+				eventually(t, func() bool {
+					owners := ""
+					for range 10 {
+						owners += openedBy(e.open())
+					}
+					return !strings.Contains(owners, "a")
+				}, "still there")
+				return e.in(id)
+			}
+			way.leave(e)
+			require.Equal(t, http.StatusServiceUnavailable, missed().status)
+			way.back(e)
+			eventually(t, func() bool { return openedBy(e.open()) == "a" }, "never back")
+			time.Sleep(450 * time.Millisecond) // longer than the grace
+			way.leave(e)
+			require.Equal(t, http.StatusServiceUnavailable, missed().status, "lost at once")
+			way.back(e)
+			eventually(t, func() bool { return e.in(id).servedBy() == "a" }, "never found again")
+		})
+	}
+}
+
+// That one proxy does not want an owner is not over because another one has it.
+func TestStickyOwnerThatOneProxyRefuses(t *testing.T) {
+	a, b := newReplica(t, "a"), newReplica(t, "b")
+	refuse := refusing(a)
+	refusing(b)
+	one := sticky("hold 0\nsession_grace 400ms", a.addr, b.addr)
+	e := newEdge(t, "", "handle_path /two {\nrewrite * /mcp\n"+one+"\n}\nhandle {\n"+strings.Replace(one, "lb_retries 3", withHealth, 1)+"\n}")
+	id := e.openAt("a")
+	refuse.Store(true)
+	var r reply
+	eventually(t, func() bool {
+		e.do(http.MethodPost, "/two", callBody("1"), "Mcp-Session-Id", id, "MCP-Protocol-Version", "2025-11-25")
+		r = e.in(id)
+		return r.status == http.StatusNotFound
+	}, "never lost: %v", &r)
+	require.Equal(t, "health_down", r.header.Get("X-Mcp-Health"))
+}
+
+// A call that is held for an owner which is back with the next configuration is sent to
+// ask there: nobody says that its session is lost.
+func TestStickyOwnerIsBackInTheNextConfiguration(t *testing.T) {
+	a, b := newReplica(t, "a"), newReplica(t, "b")
+	with := sticky("hold 10s\nsession_grace 400ms", a.addr, b.addr)
+	e := newEdge(t, "", with)
+	id := e.openAt("a")
+	e.load("", sticky("hold 10s\nsession_grace 400ms", b.addr))
+	held, before := make(chan reply, 1), missing.Len()
+	go func() { held <- e.in(id) }()
+	eventually(t, func() bool { return missing.Len() > before }, "the owner is not missed")
+	e.load("", with)
+	r := <-held
+	require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
+	require.Equal(t, "1", r.header.Get("Retry-After"))
+	require.Equal(t, "a", e.in(id).servedBy())
 }
 
 // Calls that meet the death of their owner, before anybody knows of it, are given up

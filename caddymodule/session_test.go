@@ -160,6 +160,22 @@ func TestStickyFindsTheOwner(t *testing.T) {
 	}
 }
 
+// A guard stands before what its reverse_proxy is wrapped in.
+func TestStickyAroundBlocks(t *testing.T) {
+	a, b := newReplica(t, "a"), newReplica(t, "b")
+	proxy := "reverse_proxy " + a.addr + " " + b.addr + " {\nlb_policy mcp_health\n}"
+	for _, block := range []string{"handle", "handle /mcp*", "handle_path /nothing* {\n}\nhandle", "route"} {
+		t.Run(block, func(t *testing.T) {
+			e := newEdge(t, "", block+" {\n"+proxy+"\n}\nmcp_guard /mcp* {\nsticky\n}")
+			id := e.open()
+			for range 6 {
+				r := e.in(id)
+				require.Equal(t, openedBy(id), r.servedBy(), "status %d", r.status)
+			}
+		})
+	}
+}
+
 // With sources whose lists are made anew for each request.
 func TestStickyDynamic(t *testing.T) {
 	a, b := newReplica(t, "a"), newReplica(t, "b")

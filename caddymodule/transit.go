@@ -95,6 +95,8 @@ type pick struct {
 	gone   time.Time        // when it went away; zero: it has not
 	why    mcphealth.Reason // "": what its checker says
 	others bool             // there are others that are up
+
+	elsewhere bool // the next configuration has it: the client is to ask there
 }
 
 // transitOf finds the guard that a request came through; nil if there is none.
@@ -272,6 +274,7 @@ func (t *transit) rewind() {
 func (t *transit) WriteHeader(status int) {
 	if t.status == 0 && (status >= 200 || status == http.StatusSwitchingProtocols) {
 		t.status = status
+		t.left = t.left || status == statusClientGone && t.req.Context().Err() != nil // as reverse_proxy says it
 		t.answerBegins()
 	}
 	t.ResponseWriter.WriteHeader(status)
