@@ -180,7 +180,12 @@ func onRouter(t *testing.T, router string) (context.Context, context.CancelFunc)
 
 // routerContext is that of a router of ctx's configuration.
 func routerContext(ctx context.Context, router string) context.Context {
-	l := &zerologger{context: []byte(`{"entryPointName":"web","routerName":"` + router + `","middlewareName":"mcp@file"`)}
+	return doorContext(ctx, "web", router)
+}
+
+// doorContext is that of a router which was built for that entry point.
+func doorContext(ctx context.Context, door, router string) context.Context {
+	l := &zerologger{context: []byte(`{"entryPointName":"` + door + `","routerName":"` + router + `","middlewareName":"mcp@file"`)}
 	return context.WithValue(ctx, loggerKey{}, l)
 }
 

@@ -62,25 +62,72 @@ func (k *keeper) refused() bool {
 	}
 	names := k.group.routers()
 	if len(names) > 0 {
-		warnOnce("%s: the fallback got a request for an MCP path that router %s did not match. Give both the same rule: "+
+		warnOnce("%s: the fallback got a request for an MCP path that router %s did not match. Give both the same rule and entryPoints: "+
 			"while that router is away such requests wait, and then reach its service", where(k.group.key), names[0])
 	}
 	return len(names) > 0
 }
 
 // successor is where a fallback's held requests go on. Where two routers could have
-// matched them, nothing tells which.
+// matched them, nothing tells which. The router of another entry point is not waited for.
 func (k *keeper) successor() http.Handler {
 	names := k.group.routers()
-	if len(names) < 2 {
-		return k.group.pick(anyMember)
+	if len(names) == 0 {
+		k.renamed()
 	}
-	warnOnce("%s: the fallback stands for both routers %s and %s: it refuses what it held. Give one of them another name",
-		where(k.group.key), names[0], names[1])
+	if len(names) < 2 {
+		elsewhere := false
+		h := k.group.pick(func(m *member) bool {
+			same, sure := k.sameDoor(m)
+			elsewhere = elsewhere || sure && !same
+			return same
+		})
+		if h != nil || !elsewhere || len(k.set.upstreams) > 0 {
+			return h
+		}
+	} else {
+		warnOnce("%s: the fallback stands for both routers %s and %s: it refuses what it held. Give one of them another name",
+			where(k.group.key), names[0], names[1])
+	}
 	return http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
 		pass, _ := req.Context().Value(passKey).(*passage)
 		k.refuse(rw, req, pass)
 	})
+}
+
+// sameDoor reports whether a fallback and m stand at the same entry point: what came in at
+// another one has passed other middlewares, perhaps no authentication. Traefik builds a
+// router for one of its entry points, which one is chance, but in one configuration the
+// same for all that have the same. Until m's is built in full, that is not sure.
+func (k *keeper) sameDoor(m *member) (same, sure bool) {
+	if m.direct {
+		return true, true
+	}
+	mine := k.group.fellow(k.router, m)
+	if mine == nil {
+		return m.door == k.door, false
+	}
+	if mine.door != m.door {
+		warnOnce("%s: what the fallback router %s (entry point %s) held is refused, for router %s is on another entry point (%s). "+
+			"Give both the same entryPoints", where(k.group.key), k.router, mine.door, m.router, m.door)
+	}
+	return m.door == mine.door, true
+}
+
+// renamed warns of a router at this entry point whose name differs from ours by that of the
+// entry point: a router of several Traefik splits, as <entry point>-<name>, where they have
+// middlewares, TLS or observability of their own.
+func (k *keeper) renamed() {
+	before, name, _ := strings.Cut(k.group.key, atRouter)
+	other := strings.TrimPrefix(name, k.door+"-")
+	if other == name {
+		other = k.door + "-" + name
+	}
+	names := routersOf(before+atRouter+other, k.door)
+	if k.door != "" && len(names) > 0 {
+		warnOnce("%s: the fallback router %s stands for no router, but there is %s on its entry point %s: "+
+			"Traefik renames routers of several entry points. Give both the same entryPoints", where(k.group.key), k.router, names[0], k.door)
+	}
 }
 
 // gate is the handler where something else than Traefik's balancer comes next: it
@@ -122,7 +169,7 @@ func (k *keeper) direct(all []*server) *member {
 		ways = append(ways, k.way(all[i]))
 	}
 	var turn atomic.Int32
-	return &member{direct: true, router: k.router, ctx: k.ctx, servers: all, handler: func() http.Handler {
+	return &member{direct: true, router: k.router, door: k.door, ctx: k.ctx, servers: all, handler: func() http.Handler {
 		tier := best(all, true)
 		start := int(turn.Add(1)&0xffff) % atLeastOne(len(all))
 		for i := 0; tier < mcphealth.TierSuspect && i < len(all); i++ {

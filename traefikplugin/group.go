@@ -29,6 +29,7 @@ type member struct {
 	id      int
 	direct  bool                        // through configured upstreams, not through Traefik's route
 	router  string                      // with its provider: whose requests these are
+	door    string                      // the entry point that it was built for
 	route   *route                      // nil for a gate and for a direct way
 	ctx     context.Context             // ends with the configuration; nil = never
 	servers []*server                   // whose health decides
@@ -159,6 +160,24 @@ func (g *group) routers() []string {
 	return names
 }
 
+// routersOf is the routers of another group at one entry point.
+func routersOf(key, door string) []string {
+	groups.mu.Lock()
+	g := groups.m[key]
+	groups.mu.Unlock()
+	var names []string
+	if g == nil {
+		return names
+	}
+	all := g.list()
+	for i := 0; i < len(all); i++ {
+		if !all[i].direct && all[i].door == door {
+			names = append(names, all[i].router)
+		}
+	}
+	return names
+}
+
 // list is the members: Traefik's routes before direct ways, the newest first. Those
 // of a configuration that has ended are none any more.
 func (g *group) list() []*member {
@@ -194,6 +213,18 @@ func (g *group) pick(may func(m *member) bool) http.Handler {
 }
 
 func anyMember(_ *member) bool { return true }
+
+// fellow is the direct way of that router in m's configuration; nil: it has none, or not
+// yet.
+func (g *group) fellow(router string, m *member) *member {
+	all := g.list()
+	for i := 0; i < len(all); i++ {
+		if all[i].direct && all[i].router == router && configOf(all[i].ctx) == configOf(m.ctx) {
+			return all[i]
+		}
+	}
+	return nil
+}
 
 // toOwner is how a held request of that router gets on to the owner of its session; nil
 // while it does not, and while the router is away.

@@ -49,6 +49,44 @@ func TestHandOverKeepsServicesApart(t *testing.T) {
 	}
 }
 
+// What a fallback holds goes on to no other entry point's router, but to upstreams of its
+// own. Which entry point Traefik built the two for may change, with both, from one
+// configuration to the next.
+func TestHandOverKeepsEntryPointsApart(t *testing.T) {
+	a := startMCP(t)
+	tests := []struct {
+		name                  string
+		before, fallback, app string // entry points
+		config                Config
+		want                  int
+	}{
+		{"the same", "web", "web", "web", Config{}, 200},
+		{"the same, built for another one", "web", "websecure", "websecure", Config{}, 200},
+		{"another", "web", "web", "websecure", Config{}, 503},
+		{"another, built for it before", "websecure", "web", "websecure", Config{}, 503},
+		{"another, with upstreams", "web", "web", "websecure", Config{Upstreams: []string{a.URL + "/mcp"}}, 200},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.config.Mode = modeFallback
+			one, end := context.WithCancel(t.Context())
+			h := newHandler(t, doorContext(one, tt.before, "app@file"), http.NotFoundHandler(), tt.config)
+			rec := httptest.NewRecorder()
+			done := make(chan bool)
+			start := time.Now()
+			go func() { h.ServeHTTP(rec, newCall(0)); close(done) }()
+			time.Sleep(50 * time.Millisecond)
+			end()
+			newHandler(t, doorContext(t.Context(), tt.fallback, "app@file"), http.NotFoundHandler(), tt.config)
+			newHandler(t, doorContext(t.Context(), tt.app, "app@docker"), balancerOf(fakeServer{URL: a.URL}), Config{})
+			<-done
+			if rec.Code != tt.want || time.Since(start) > 5*time.Second {
+				t.Errorf("%d %s after %s, want %d at once", rec.Code, rec.Body, time.Since(start), tt.want)
+			}
+		})
+	}
+}
+
 func TestHoldLimits(t *testing.T) {
 	tests := []struct {
 		name    string

@@ -40,7 +40,7 @@ func New(ctx context.Context, next http.Handler, config *Config, name string) (h
 	if !set.sticky && config != nil && config.SessionKey+config.SessionGrace != "" {
 		warnOnce("%s: sessionKey and sessionGrace have no effect without sticky", name)
 	}
-	k := &keeper{set: set, group: join(groupOf(ctx, name)), router: routerOf(ctx), ctx: ctx}
+	k := &keeper{set: set, group: join(groupOf(ctx, name)), router: routerOf(ctx), door: placeOf(ctx, "entryPointName"), ctx: ctx}
 	l := live(ctx)
 	l.later(func() { k.group.leave() })
 	role, err := k.role(l, next)
@@ -184,6 +184,9 @@ func (l *life) hold(all []*server) {
 
 var lonely atomic.Int32
 
+// atRouter stands between the two names of a group's key.
+const atRouter = " on router "
+
 // groupOf is what the instances on a service's router and on its fallback router
 // have in common: the middleware, and the router's name without its provider and
 // without "-fallback", for two routers of one provider need two names. Kubernetes'
@@ -192,14 +195,14 @@ func groupOf(ctx context.Context, name string) string {
 	router, _, _ := strings.Cut(routerOf(ctx), "@")
 	router = strings.Replace(strings.TrimSuffix(router, "-fallback"), "-fallback-", "-", 1)
 	if router == "" { // nobody to hand over to
-		return name + " on router ?" + strconv.Itoa(int(lonely.Add(1)))
+		return name + atRouter + "?" + strconv.Itoa(int(lonely.Add(1)))
 	}
-	return name + " on router " + router
+	return name + atRouter + router
 }
 
 // where is the group's name for a log line, the same on each reload.
 func where(key string) string {
-	known, _, _ := strings.Cut(key, " on router ?")
+	known, _, _ := strings.Cut(key, atRouter+"?")
 	return known
 }
 
@@ -208,7 +211,10 @@ const maxDepth = 40
 
 // routerOf reads the name of the router being built from the logger that Traefik
 // keeps in its context: nothing else tells a middleware where it stands.
-func routerOf(ctx context.Context) (name string) {
+func routerOf(ctx context.Context) string { return placeOf(ctx, "routerName") }
+
+// placeOf reads a field of that logger.
+func placeOf(ctx context.Context, field string) (name string) {
 	defer func() {
 		if v := recover(); v != nil {
 			name = ""
@@ -220,7 +226,7 @@ func routerOf(ctx context.Context) (name string) {
 		if v.Kind() != reflect.Struct {
 			return ""
 		}
-		if s := loggerField(v.FieldByName("val"), "routerName"); s != "" {
+		if s := loggerField(v.FieldByName("val"), field); s != "" {
 			return s
 		}
 		v = v.FieldByName("Context")
