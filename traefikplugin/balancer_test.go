@@ -225,7 +225,7 @@ func TestRouterOf(t *testing.T) {
 	tests := []struct {
 		ctx  context.Context
 		want string
-	}{{ctx, "app@docker"}, {deep, "app@docker"}, {context.Background(), ""}, {context.WithValue(context.Background(), key{}, "x"), ""},
+	}{{ctx, "app@docker"}, {deep, "app@docker"}, {serviceContext(ctx, "a@file"), "service a@file"}, {context.Background(), ""}, {context.WithValue(context.Background(), key{}, "x"), ""},
 		{httptest.NewRequest("GET", "/", nil).Context(), ""}}
 	for _, tt := range tests {
 		if got := routerOf(tt.ctx); got != tt.want {
@@ -253,5 +253,8 @@ func TestGroupOf(t *testing.T) {
 	//lint:ignore SA4000 two groups of unknown routers are no group
 	if groupOf(ctxA, "mcp") == groupOf(ctxB, "mcp") || groupOf(ctxA, "mcp") == groupOf(ctxA, "mcp2") || groupOf(context.Background(), "mcp") == groupOf(context.Background(), "mcp") {
 		t.Error("other routers, other middlewares and unknown routers must not meet")
+	}
+	if a, b := groupOf(serviceContext(ctxA, "a@file"), "mcp"), groupOf(serviceContext(ctxA, "b@file"), "mcp"); a == b {
+		t.Errorf("two services of one router are both %q", a)
 	}
 }

@@ -189,6 +189,12 @@ func doorContext(ctx context.Context, door, router string) context.Context {
 	return context.WithValue(ctx, loggerKey{}, l)
 }
 
+// serviceContext is that of a service of the router of ctx.
+func serviceContext(ctx context.Context, service string) context.Context {
+	l := &zerologger{context: []byte(`{"entryPointName":"web","routerName":"app@file","serviceName":"over@file","serviceName":"` + service + `"`)}
+	return context.WithValue(ctx, loggerKey{}, l)
+}
+
 // newHandler calls New and wants no error.
 func newHandler(t *testing.T, ctx context.Context, next http.Handler, c Config) http.Handler {
 	t.Helper()

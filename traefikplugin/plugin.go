@@ -192,7 +192,11 @@ const atRouter = " on router "
 // without "-fallback", for two routers of one provider need two names. Kubernetes'
 // go on after that, with a hash of the rule.
 func groupOf(ctx context.Context, name string) string {
-	router, _, _ := strings.Cut(routerOf(ctx), "@")
+	place := routerOf(ctx)
+	if strings.HasPrefix(place, onService) { // other services of its router are others
+		return name + " on " + place
+	}
+	router, _, _ := strings.Cut(place, "@")
 	router = strings.Replace(strings.TrimSuffix(router, "-fallback"), "-fallback-", "-", 1)
 	if router == "" { // nobody to hand over to
 		return name + atRouter + "?" + strconv.Itoa(int(lonely.Add(1)))
@@ -209,9 +213,17 @@ func where(key string) string {
 // maxDepth is how many contexts are looked through for the router's name.
 const maxDepth = 40
 
-// routerOf reads the name of the router being built from the logger that Traefik
-// keeps in its context: nothing else tells a middleware where it stands.
-func routerOf(ctx context.Context) string { return placeOf(ctx, "routerName") }
+// onService begins the place of a middleware that is a service's, not a router's.
+const onService = "service "
+
+// routerOf reads the name of the router being built, or of the service, from the logger
+// that Traefik keeps in its context: nothing else tells a middleware where it stands.
+func routerOf(ctx context.Context) string {
+	if service := placeOf(ctx, "serviceName"); service != "" {
+		return onService + service
+	}
+	return placeOf(ctx, "routerName")
+}
 
 // placeOf reads a field of that logger.
 func placeOf(ctx context.Context, field string) (name string) {

@@ -76,6 +76,10 @@ func errSticky(where, why, do string) error {
 
 // stick makes the handler that brings sessions to their owners, behind r.
 func (k *keeper) stick(r *route) error {
+	if strings.HasPrefix(k.router, onService) {
+		return errSticky(where(k.group.key), "it is a middleware of a service, and a service above that one may send a session's requests elsewhere",
+			"put it on the router, as the last middleware")
+	}
 	name := r.b.cookieName()
 	if name == "" {
 		return errSticky(where(k.group.key), "the service has no sticky cookie, by which Traefik could be told whom to choose",
