@@ -6,8 +6,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -165,6 +167,9 @@ func (k *keeper) wait(rw http.ResponseWriter, req *http.Request, pass *passage, 
 		if h := pick(); h != nil {
 			leave()
 			pass.rewind(req)
+			if len(pass.body) > 0 && withheld(rw) {
+				req = onceOnly(req)
+			}
 			h.ServeHTTP(rw, req)
 			return
 		}
@@ -176,6 +181,23 @@ func (k *keeper) wait(rw http.ResponseWriter, req *http.Request, pass *passage, 
 		}
 		<-box
 	}
+}
+
+// onceOnly is req for a body that is in our hands alone: Traefik's retry, in front, would
+// send it again without one. Its proxies do not find it then, and so tell it of no failure
+// (WrapHandler in pkg/middlewares/retry, by a key in the context).
+func onceOnly(req *http.Request) *http.Request {
+	var ctx context.Context = &withoutRetry{req.Context()}
+	return req.WithContext(ctx)
+}
+
+type withoutRetry struct{ context.Context }
+
+func (c *withoutRetry) Value(key interface{}) interface{} {
+	if strings.HasPrefix(fmt.Sprintf("%T", key), "retry.") {
+		return nil
+	}
+	return c.Context.Value(key)
 }
 
 // unread answers a request whose body could not be kept.

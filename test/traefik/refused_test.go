@@ -87,3 +87,46 @@ func TestLargeBodiesAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// A held call whose server has gone by the time that it goes on is not sent again, behind
+// Traefik's retry, without its body, which came in pieces and was read as it was held.
+func TestHeldBehindRetry(t *testing.T) {
+	all, addrs := openers(t, 2)
+	c := config{plugin: "hold: 5s", service: "serversTransport: fresh", servers: addrs}
+	y := func(noRoute bool) string {
+		c.noRoute = noRoute
+		y := strings.ReplaceAll(c.yaml(), "middlewares: [mcp]", "middlewares: [again, mcp]")
+		return strings.Replace(y, "  middlewares:\n", "  serversTransports:\n    fresh: {maxIdleConnsPerHost: -1}\n  middlewares:\n    again:\n      retry: {attempts: 4, initialInterval: 20ms}\n", 1)
+	}
+	tr := Start(t, Options{Dynamic: y(false)})
+	await(t, 10*time.Second, "both up", func() bool { return strings.Count(tr.Output(), "/mcp is up") == 2 })
+	tr.Reload(t, y(true))
+	const calls = 8
+	got := make(chan string)
+	for i := range calls {
+		go func() {
+			var body io.Reader = strings.NewReader(`{"jsonrpc":"2.0","id":7,"method":"tools/call"}`)
+			if i%2 == 0 {
+				body = io.MultiReader(body) // in pieces
+			}
+			resp, err := http.Post(tr.URL+"/mcp", "application/json", body)
+			if err != nil {
+				got <- err.Error()
+				return
+			}
+			defer resp.Body.Close()
+			answer, _ := io.ReadAll(resp.Body)
+			got <- fmt.Sprint(resp.StatusCode, " ", bytes.Contains(answer, []byte(`"id":7`)))
+		}()
+	}
+	time.Sleep(300 * time.Millisecond)
+	_ = all[0].Listener.Close() // who dials is refused; the probes keep their connections
+	tr.Reload(t, y(false))
+	counts := map[string]int{}
+	for range calls {
+		counts[<-got]++
+	}
+	if counts["200 true"] == 0 || counts["502 false"] == 0 || counts["200 true"]+counts["502 false"] != calls {
+		t.Errorf("%v, want the server's answer to the call as it was sent, or 502", counts)
+	}
+}
