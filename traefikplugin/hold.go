@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -82,7 +83,7 @@ func (k *keeper) serve(rw http.ResponseWriter, req *http.Request, pick func() ht
 		req = pass.mark(req)
 	}
 	if pass.times == 0 {
-		pass.end = time.Now().Add(k.set.hold)
+		pass.end = startOf(req.Context()).Add(k.set.hold)
 	}
 	pass.times++
 	if pass.times > maxPasses {
@@ -93,11 +94,47 @@ func (k *keeper) serve(rw http.ResponseWriter, req *http.Request, pick func() ht
 		h.ServeHTTP(rw, req)
 		return
 	}
-	if k.set.hold <= 0 || !pass.kept && sizeOf(req) > maxHeldBody {
+	pass.held = k.set.hold > 0 && !time.Now().Before(pass.end)
+	if pass.held || k.set.hold <= 0 || !pass.kept && sizeOf(req) > maxHeldBody {
 		k.refuse(rw, req, pass)
 		return
 	}
 	k.wait(rw, req, pass, pick)
+}
+
+// starts is when the requests that are under way began to wait, by the channel that tells
+// of their end: a retry in front sends one several times, each time without what we know of
+// it, and its client has waited all the time. nStarts is how many there are, maxStarts how
+// many there may be, ten times as many as a group holds: others wait anew each time.
+var (
+	starts  sync.Map
+	nStarts atomic.Int32
+)
+
+const maxStarts = 10_000
+
+// startOf is when the request of that context began to wait: now, if it is here for the
+// first time.
+func startOf(ctx context.Context) time.Time {
+	now := time.Now()
+	done := ctx.Done()
+	if done == nil || done != ctx.Done() { // copies for Traefik's mirrors get a new one each time, which is never closed
+		return now
+	}
+	if first, ok := starts.Load(done); ok {
+		return first.(time.Time)
+	}
+	if nStarts.Add(1) > maxStarts {
+		nStarts.Add(-1)
+		return now
+	}
+	starts.Store(done, now)
+	context.AfterFunc(ctx, func() {
+		defer func() { complain("the end of a request", recover()) }()
+		starts.Delete(done)
+		nStarts.Add(-1)
+	})
+	return now
 }
 
 // sizeOf is how much room a request's body may need.

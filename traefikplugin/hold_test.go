@@ -125,6 +125,57 @@ func TestHoldLimits(t *testing.T) {
 	}
 }
 
+// What is sent several times, as a retry in front does it, waits once, and nothing is left
+// of it when it has ended.
+func TestHeldOnce(t *testing.T) {
+	before := nStarts.Load()
+	ctx, _ := onRouter(t, "app@file")
+	h := newHandler(t, ctx, http.NotFoundHandler(), Config{Mode: modeFallback, Hold: "300ms"})
+	under, end := context.WithCancel(t.Context())
+	start := time.Now()
+	for range 4 {
+		rec := httptest.NewRecorder()
+		h.ServeHTTP(rec, newCall(0).WithContext(under))
+		if rec.Code != 503 || !strings.Contains(rec.Body.String(), `"id":7`) || rec.Header().Get("Retry-After") != "2" {
+			t.Errorf("%d %v %s, want 503 with id 7", rec.Code, rec.Header(), rec.Body)
+		}
+	}
+	if took := time.Since(start); took < 300*time.Millisecond || took > 600*time.Millisecond {
+		t.Errorf("4 attempts waited %s, want 300ms in all", took)
+	}
+	end()
+	await(t, "nothing left of it", func() bool { _, ok := starts.Load(under.Done()); return !ok && nStarts.Load() == before })
+}
+
+// copied is the context of a copy that Traefik's mirroring sends.
+type copied struct{ context.Context }
+
+func (copied) Done() <-chan struct{} { return make(chan struct{}) }
+
+func TestStartsAreBounded(t *testing.T) {
+	before := nStarts.Load()
+	for name, ctx := range map[string]context.Context{"never ends": context.Background(), "a mirror's": copied{t.Context()}} {
+		if startOf(ctx); nStarts.Load() != before {
+			t.Errorf("%s: it is kept, for ever", name)
+		}
+	}
+	all, end := context.WithCancel(t.Context())
+	for range maxStarts + 10 {
+		ctx, cancel := context.WithCancel(all)
+		defer cancel()
+		startOf(ctx)
+	}
+	if n := nStarts.Load(); n > maxStarts {
+		t.Errorf("%d are kept, want %d at most", n, maxStarts)
+	}
+	end()
+	await(t, "none left", func() bool { return nStarts.Load() == before })
+	starts.Range(func(_, _ interface{}) bool {
+		t.Error("one is left that is not counted")
+		return false
+	})
+}
+
 // A client that leaves is not served later: its call is never executed.
 func TestClientLeaves(t *testing.T) {
 	ctx, _ := onRouter(t, "app@file")

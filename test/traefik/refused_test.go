@@ -130,3 +130,22 @@ func TestHeldBehindRetry(t *testing.T) {
 		t.Errorf("%v, want the server's answer to the call as it was sent, or 502", counts)
 	}
 }
+
+// The hold is the client's wait, also where Traefik sends a call several times.
+func TestHoldBehindRetryIsOne(t *testing.T) {
+	for name, again := range map[string]string{
+		"retry":     "retry: {attempts: 4, initialInterval: 20ms, status: ['503'], retryNonIdempotentMethod: true}",
+		"buffering": "buffering: {retryExpression: 'ResponseCode() == 503 && Attempts() < 4'}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			y := config{plugin: "hold: 1s", noRoute: true}.yaml()
+			y = strings.ReplaceAll(y, "middlewares: [mcp]", "middlewares: [again, mcp]")
+			tr := Start(t, Options{Dynamic: strings.Replace(y, "  middlewares:\n", "  middlewares:\n    again:\n      "+again+"\n", 1)})
+			start := time.Now()
+			status, h := post(t, tr.URL+"/mcp")
+			if took := time.Since(start); status != 503 || h.Get("X-Mcp-Health") == "" || took < time.Second || took > 1900*time.Millisecond {
+				t.Errorf("%d %v after %s, want our 503 after a hold of 1s", status, h, took)
+			}
+		})
+	}
+}
