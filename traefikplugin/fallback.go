@@ -98,7 +98,8 @@ func (k *keeper) successor() http.Handler {
 // sameDoor reports whether a fallback and m stand at the same entry point: what came in at
 // another one has passed other middlewares, perhaps no authentication. Traefik builds a
 // router for one of its entry points, which one is chance, but in one configuration the
-// same for all that have the same. Until m's is built in full, that is not sure.
+// same for all that have the same; for one that has middlewares it builds a router of its
+// own. Until m's configuration is built in full, that is not sure.
 func (k *keeper) sameDoor(m *member) (same, sure bool) {
 	if m.direct {
 		return true, true

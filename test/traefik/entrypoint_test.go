@@ -83,6 +83,29 @@ func TestHeldCallsStayAtTheirEntryPoint(t *testing.T) {
 	}
 }
 
+// Routers that have the same two entry points find each other at both, though Traefik builds
+// them for one, and which one is chance.
+func TestHeldCallsOfTwoEntryPoints(t *testing.T) {
+	r := startReplicas(t)
+	c := config{plugin: "hold: 5s", servers: r.servers()}
+	port := e2e.FreePort(t)
+	tr := Start(t, Options{Dynamic: entered(c, "", ""), Flags: []string{fmt.Sprintf("--entrypoints.other.address=127.0.0.1:%d", port)}})
+	for n := range 6 {
+		c.noRoute = true
+		tr.Reload(t, entered(c, "", ""))
+		got := make(chan int)
+		for _, edge := range []string{tr.URL, fmt.Sprintf("http://127.0.0.1:%d", port)} {
+			go func() { got <- callAt(t, tr, edge, fmt.Sprint(n, edge)) }()
+		}
+		time.Sleep(200 * time.Millisecond)
+		c.noRoute = false
+		tr.Reload(t, entered(c, "", ""))
+		if one, two := <-got, <-got; one != 200 || two != 200 {
+			t.Errorf("reload %d: %d, %d, want 200", n, one, two)
+		}
+	}
+}
+
 // Where an entry point has TLS of its own Traefik renames a router of several, which then
 // is not found: a line says so.
 func TestRenamedRouters(t *testing.T) {
