@@ -222,7 +222,7 @@ func (k *keeper) wait(rw http.ResponseWriter, req *http.Request, pass *passage, 
 
 // onceOnly is req for a body that is in our hands alone: Traefik's retry, in front, would
 // send it again without one. Its proxies do not find it then, and so tell it of no failure
-// (WrapHandler in pkg/middlewares/retry, by a key in the context).
+// (WrapHandler in pkg/middlewares/retry, by a key in the context, another one in 3.4 to 3.6).
 func onceOnly(req *http.Request) *http.Request {
 	var ctx context.Context = &withoutRetry{req.Context()}
 	return req.WithContext(ctx)
