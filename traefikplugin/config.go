@@ -171,6 +171,9 @@ func (c *Config) parseNumbers(s *settings) error {
 	if s.retryAfter, err = duration("retryAfter", c.RetryAfter, 0, 0); err != nil {
 		return err
 	}
+	if s.retryAfter == 0 && strings.TrimSpace(c.RetryAfter) != "" {
+		return bad("retryAfter", c.RetryAfter, "a positive duration, or no value for the time until the next probe")
+	}
 	if s.schedule.Fall, err = count("fall", c.Fall, 2); err != nil {
 		return err
 	}
@@ -238,6 +241,9 @@ func (c *Config) parseSticky(s *settings) error {
 func (c *Config) parseTarget(s *settings) error {
 	s.target.Host = c.Host
 	s.target.ExpectTools = list(c.ExpectTools)
+	if len(s.target.ExpectTools) < len(c.ExpectTools) {
+		return bad("expectTools", "", "the name of a tool")
+	}
 	s.target.AliveIf = mcphealth.AliveIf(c.AliveIf)
 	switch s.target.AliveIf {
 	case "", mcphealth.AliveIfMCP, mcphealth.AliveIfAnyResponse:
