@@ -16,10 +16,12 @@ import (
 const (
 	// maxHeldBytes bounds the bodies of all held requests of a group: 64 MiB.
 	maxHeldBytes = 64 << 20
-	// wakeSize held requests go on every wakePause, so that a server that has just
-	// come back is not met by all of them in one instant.
-	wakeSize  = 50
-	wakePause = 20 * time.Millisecond
+	// wakePause lies between two held requests that go on, so that they arrive in order,
+	// and a server that has just come back is not met by all of them in one instant: 50
+	// per 20 ms at most, as in Caddy, and 18 where the kernel sleeps no less than 1 ms.
+	wakePause = 400 * time.Microsecond
+	// latePause is when those are woken who came meanwhile.
+	latePause = 20 * time.Millisecond
 	// pokePause is how often servers are asked while requests wait for them.
 	pokePause = 250 * time.Millisecond
 )
@@ -112,7 +114,9 @@ func (g *group) add(m *member) (remove func()) {
 		g.routed[config] = true
 	}
 	g.mu.Unlock()
-	g.wake()
+	if m.handler() != nil || m.toOwner != nil {
+		g.wake()
+	}
 	return func() {
 		g.mu.Lock()
 		delete(g.members, id)
@@ -379,28 +383,30 @@ func (g *group) wake() {
 	}
 	g.mu.Unlock()
 	sort.Ints(ids)
-	time.AfterFunc(0, func() { g.wakeSome(ids) })
+	time.AfterFunc(0, func() { g.wakeEach(ids) })
 }
 
-func (g *group) wakeSome(ids []int) {
+// wakeEach wakes them one after the other: of those woken in one instant the last might
+// be the first to go on.
+func (g *group) wakeEach(ids []int) {
 	defer func() { complain("wake", recover()) }()
-	n := len(ids)
-	if n > wakeSize {
-		n = wakeSize
-	}
-	g.mu.Lock()
-	for i := 0; i < n; i++ {
-		if w := g.waiters[ids[i]]; w != nil {
+	for i := 0; i < len(ids); i++ {
+		g.mu.Lock()
+		w := g.waiters[ids[i]]
+		if w != nil {
 			post(w.box)
 		}
+		g.mu.Unlock()
+		if w != nil && i+1 < len(ids) {
+			time.Sleep(wakePause)
+		}
 	}
-	g.waking = n < len(ids)
-	again := !g.waking && len(g.waiters) > 0
+	g.mu.Lock()
+	g.waking = false
+	again := len(g.waiters) > 0
 	g.mu.Unlock()
-	if n < len(ids) {
-		time.AfterFunc(wakePause, func() { g.wakeSome(ids[n:]) })
-	} else if again {
-		time.AfterFunc(wakePause, func() { g.wakeLate() })
+	if again {
+		time.AfterFunc(latePause, func() { g.wakeLate() })
 	}
 }
 
