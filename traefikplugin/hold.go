@@ -95,7 +95,7 @@ func (k *keeper) serve(rw http.ResponseWriter, req *http.Request, pick func() ht
 		return
 	}
 	pass.held = k.set.hold > 0 && !time.Now().Before(pass.end)
-	if pass.held || k.set.hold <= 0 || !pass.kept && sizeOf(req) > maxHeldBody {
+	if pass.held || k.set.hold <= 0 || stopping.Load() || !pass.kept && sizeOf(req) > maxHeldBody {
 		k.refuse(rw, req, pass)
 		return
 	}
@@ -210,7 +210,7 @@ func (k *keeper) wait(rw http.ResponseWriter, req *http.Request, pass *passage, 
 			h.ServeHTTP(rw, req)
 			return
 		}
-		if !time.Now().Before(pass.end) {
+		if !time.Now().Before(pass.end) || stopping.Load() {
 			leave()
 			pass.held = true
 			k.refuse(rw, req, pass)

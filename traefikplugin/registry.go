@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net/http"
+	"os"
 	"sort"
 	"strings"
 	"sync"
@@ -41,6 +42,7 @@ var registry struct {
 	mu        sync.Mutex
 	servers   map[string]*server
 	scheduler *mcphealth.Scheduler // of all of them
+	signals   chan os.Signal       // to stop; nil while there are no servers, and after the first
 }
 
 // acquire finds or makes the server that is probed at url as set says. Each call
@@ -81,7 +83,10 @@ func acquire(set *settings, url string) (*server, error) {
 		s.answered(r.At)
 		s.tell()
 	})
-	c.Start()
+	if !stopping.Load() {
+		listen()
+		c.Start()
+	}
 	return s, nil
 }
 
@@ -92,6 +97,9 @@ func release(s *server) {
 	last := s.refs == 0
 	if last {
 		delete(registry.servers, s.key)
+	}
+	if len(registry.servers) == 0 {
+		deafen()
 	}
 	registry.mu.Unlock()
 	if last {
@@ -194,7 +202,7 @@ func (s *server) tier(canHold bool) mcphealth.Tier {
 	if t == mcphealth.TierDown {
 		return t
 	}
-	if canHold && now.Probes == 0 {
+	if canHold && now.Probes == 0 && !stopping.Load() {
 		return mcphealth.TierDown
 	}
 	if t == mcphealth.TierUp || now.Last.Verdict != mcphealth.Dead {

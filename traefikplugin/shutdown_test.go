@@ -1,0 +1,91 @@
+package traefikplugin
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/signal"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// startStateful runs a server of before 2026-07-28, and counts its sessions and what it is asked.
+func startStateful(t *testing.T) (url string, sessions, asked *atomic.Int32) {
+	t.Helper()
+	sessions, asked = &atomic.Int32{}, &atomic.Int32{}
+	srv := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+		var q struct {
+			ID     json.RawMessage `json:"id"`
+			Method string          `json:"method"`
+		}
+		_ = json.NewDecoder(req.Body).Decode(&q)
+		switch {
+		case req.Method == http.MethodDelete:
+			sessions.Add(-1)
+			return
+		case q.Method != "initialize":
+			asked.Add(1)
+			http.Error(rw, "Bad Request: No valid session ID provided", http.StatusBadRequest)
+			return
+		}
+		rw.Header().Set("Mcp-Session-Id", fmt.Sprint(sessions.Add(1)))
+		rw.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(rw, `{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-11-25","capabilities":{},"serverInfo":{"name":"a","version":"1"}}}`, q.ID)
+	}))
+	t.Cleanup(srv.Close)
+	return srv.URL, sessions, asked
+}
+
+// Traefik is told to stop: no session of ours stays behind, who waits in vain is told so at
+// once, and while Traefik still serves, what was up is, and nothing is probed.
+func TestShutdown(t *testing.T) {
+	traefik := make(chan os.Signal, 1)
+	signal.Notify(traefik, syscall.SIGTERM)
+	t.Cleanup(func() { signal.Stop(traefik); stopping.Store(false) })
+	var urls [3]string
+	var sessions, asked [3]*atomic.Int32
+	for i := range urls {
+		urls[i], sessions[i], asked[i] = startStateful(t)
+	}
+	ctx, _ := onRouter(t, "app@docker")
+	b := balancerOf(fakeServer{URL: urls[0]}, fakeServer{URL: urls[1]})
+	h := newHandler(t, ctx, b, Config{Interval: "100ms"})
+	await(t, "sessions held", func() bool {
+		return b.up(urls[0]) && b.up(urls[1]) && sessions[0].Load() == 1 && sessions[1].Load() == 1
+	})
+	away, _ := onRouter(t, "away@file")
+	fallback := newHandler(t, away, http.NotFoundHandler(), Config{Mode: modeFallback})
+	g := join("mcp@TestShutdown on router away")
+	defer g.leave()
+	held := make(chan int)
+	go func() { held <- call(fallback, 0).Code }()
+	await(t, "a call waits", func() bool { return g.held() == 1 })
+
+	start := time.Now()
+	if err := syscall.Kill(syscall.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if code := <-held; code != 503 || time.Since(start) > 3*time.Second {
+		t.Errorf("the held call got %d after %s, want 503 at once", code, time.Since(start))
+	}
+	<-traefik
+	if n, m := sessions[0].Load(), sessions[1].Load(); n != 0 || m != 0 {
+		t.Errorf("%d and %d sessions are left, want none", n, m)
+	}
+	before := asked[0].Load()
+	reloaded, _ := onRouter(t, "late@docker")
+	late := newHandler(t, reloaded, balancerOf(fakeServer{URL: urls[2]}), Config{})
+	for _, h := range []http.Handler{h, late} {
+		if rec := call(h, 0); rec.Code != 200 {
+			t.Errorf("%d %s, want it served while Traefik does", rec.Code, rec.Body)
+		}
+	}
+	time.Sleep(300 * time.Millisecond)
+	if n := asked[0].Load() - before + asked[2].Load() + sessions[2].Load(); n != 0 {
+		t.Errorf("%d questions of probes after the signal, want none", n)
+	}
+}
