@@ -179,6 +179,11 @@ func (c *Checker) endSession() {
 	c.p.Close(ctx)
 }
 
+// Farewell prepares the end of the session that is held now, for a process that will have
+// no time for Close's: what it returns ends the session by way, once, and Close does not
+// again. It is nil if there is no session.
+func (c *Checker) Farewell() func(way http.RoundTripper) { return c.p.farewell() }
+
 // Tier is how willingly the request path should choose the upstream.
 func (c *Checker) Tier() Tier { return Tier(c.tier.Load()) }
 

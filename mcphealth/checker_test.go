@@ -1037,3 +1037,28 @@ func TestCloseKeepsToItsDeadline(t *testing.T) {
 		}
 	})
 }
+
+// A farewell ends the session that is held, once: Close has nothing left to end.
+func TestFarewell(t *testing.T) {
+	d := serveDepth(t, saySessions(nothing))
+	p, err := NewProber(Target{URL: d.URL}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := NewChecker(p, Schedule{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if c.Farewell() != nil {
+		t.Error("a farewell to no session, want nil")
+	}
+	p.Probe(context.Background())
+	way := &http.Transport{}
+	defer way.CloseIdleConnections()
+	c.Farewell()(way)
+	_ = c.Close()
+	if n := d.count(func(a inquiry) bool { return a.verb == http.MethodDelete && a.session == "s-1" }); n != 1 {
+		t.Errorf("asked %s, want one DELETE of the session", d.methods())
+	}
+}

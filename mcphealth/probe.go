@@ -67,6 +67,8 @@ type Prober struct {
 	offered  bool // initialize was asked in this probe
 	opened   bool
 	closed   bool
+
+	left atomic.Value // string: the session that a farewell has ended
 }
 
 // NewProber makes a prober for t. A nil line means a plain one of its own. The

@@ -200,7 +200,7 @@ func (p *Prober) hangUp(ctx context.Context) {
 // end ends a session of ours. Whether the server allows that is its business:
 // 404 and 405 are fine (MCP 2025-11-25 "Session Management").
 func (p *Prober) end(ctx context.Context, s session) {
-	if s.id == "" {
+	if left, _ := p.left.Load().(string); s.id == "" || s.id == left {
 		return
 	}
 	wait := endTimeout
@@ -209,18 +209,50 @@ func (p *Prober) end(ctx context.Context, s session) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), wait)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodDelete, s.at.String(), nil)
+	req, err := p.ending(ctx, s)
 	if err != nil {
 		return
 	}
-	p.common(req)
-	req.Header.Set("Accept", "application/json, text/event-stream")
-	req.Header.Set("Mcp-Session-Id", s.id)
-	req.Header.Set("MCP-Protocol-Version", s.version)
 	resp, err := p.line.roundTrip(req)
 	if err != nil {
 		return
 	}
 	_ = resp.Body.Close()
 	p.closed = resp.StatusCode < 300
+}
+
+// ending is the request that ends a session.
+func (p *Prober) ending(ctx context.Context, s session) (*http.Request, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodDelete, s.at.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	p.common(req)
+	req.Header.Set("Accept", "application/json, text/event-stream")
+	req.Header.Set("Mcp-Session-Id", s.id)
+	req.Header.Set("MCP-Protocol-Version", s.version)
+	return req, nil
+}
+
+// farewell prepares the end of the held session; nil: none is held.
+func (p *Prober) farewell() func(way http.RoundTripper) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.session
+	if !s.open || s.id == "" {
+		return nil
+	}
+	req, err := p.ending(context.Background(), s)
+	if err != nil {
+		return nil
+	}
+	req.Close = true
+	return func(way http.RoundTripper) {
+		ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+		defer cancel()
+		if resp, err := way.RoundTrip(req.WithContext(ctx)); err == nil {
+			_ = resp.Body.Close()
+			p.left.Store(s.id)
+		}
+	}
 }

@@ -24,9 +24,10 @@ var linger = 10 * time.Second
 type server struct {
 	key     string
 	checker *mcphealth.Checker
-	refs    int         // guarded by registry.mu
-	gone    atomic.Bool // refuses connections, and no probe has said otherwise since
-	proved  atomic.Bool // a probe has got an answer from it, once
+	way     *http.Transport // to it, as probes go
+	refs    int             // guarded by registry.mu
+	gone    atomic.Bool     // refuses connections, and no probe has said otherwise since
+	proved  atomic.Bool     // a probe has got an answer from it, once
 	account *account
 	every   time.Duration // it is probed, while nothing is the matter
 
@@ -34,6 +35,7 @@ type server struct {
 	goneAt    time.Time
 	nextID    int
 	followers map[int]func()
+	farewell  func(http.RoundTripper) // nil: no session is held
 }
 
 // registry holds all servers. It lives as long as the interpreter, and so over
@@ -81,6 +83,7 @@ func acquire(set *settings, url string) (*server, error) {
 			s.proved.Store(true)
 		}
 		s.answered(r.At)
+		s.prepare()
 		s.tell()
 	})
 	if !stopping.Load() {
@@ -135,6 +138,7 @@ func newChecker(t mcphealth.Target, sched mcphealth.Schedule, s *server) (*mcphe
 		// read: without credentials to protect, a probe asks whether it lives.
 		transport.TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
 	}
+	s.way = transport
 	line := mcphealth.NewLine(transport)
 	line.Ended = func(addr string, born time.Time) { s.ended(addr, born) }
 	p, err := mcphealth.NewProber(t, line)

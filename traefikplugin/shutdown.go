@@ -69,8 +69,7 @@ func shutDown() {
 	var closed sync.WaitGroup
 	closed.Add(len(all))
 	for i := 1; i < len(all); i++ {
-		s := all[i]
-		time.AfterFunc(0, func() { s.giveUp(&closed) })
+		all[i].giveUpSoon(&closed)
 	}
 	if len(all) > 0 {
 		all[0].giveUp(&closed) // at once: a goroutine of its own begins later
@@ -89,8 +88,29 @@ func shutDown() {
 	}
 }
 
+// prepare has the end of the session at hand that is held now: at the signal there is no
+// time to interpret much.
+func (s *server) prepare() {
+	f := s.checker.Farewell()
+	s.mu.Lock()
+	s.farewell = f
+	s.mu.Unlock()
+}
+
+// giveUpSoon is not a closure in the loop, where Yaegi would have all of them give up the
+// last server.
+func (s *server) giveUpSoon(closed *sync.WaitGroup) {
+	time.AfterFunc(0, func() { s.giveUp(closed) })
+}
+
 func (s *server) giveUp(closed *sync.WaitGroup) {
 	defer func() { complain("shutdown", recover()) }()
 	defer closed.Done()
+	s.mu.Lock()
+	f := s.farewell
+	s.mu.Unlock()
+	if f != nil {
+		f(s.way)
+	}
 	_ = s.checker.Close()
 }
