@@ -152,8 +152,8 @@ func (r *room) run() {
 		}
 		let, next := r.release(tier)
 		r.mu.Unlock()
-		for _, w := range let {
-			close(w.let)
+		for _, c := range let {
+			close(c)
 			runtime.Gosched() // or those let go last would be the first
 		}
 
@@ -185,9 +185,10 @@ func (r *room) tier() mcphealth.Tier {
 }
 
 // release lets the first ones go that may: a batch if an upstream is up, one as a
-// scout if one might be, none if all are down. It returns them, and how long until the
-// next one may.
-func (r *room) release(tier mcphealth.Tier) (let []*waiter, next time.Duration) {
+// scout if one might be, none if all are down. It returns their channels, for a waiter may
+// be back with another one by the time that they are closed, and how long until the next
+// one may.
+func (r *room) release(tier mcphealth.Tier) (let []chan struct{}, next time.Duration) {
 	most := batchSize
 	switch tier {
 	case mcphealth.TierSuspect:
@@ -200,7 +201,7 @@ func (r *room) release(tier mcphealth.Tier) (let []*waiter, next time.Duration) 
 	for _, w := range r.queue {
 		wait := w.after.Sub(now)
 		if len(let) < most && (w.back != r.back || wait <= 0) {
-			let = append(let, w)
+			let = append(let, w.let)
 			continue
 		}
 		next = min(next, max(wait, time.Millisecond))

@@ -62,6 +62,19 @@ func TestRoomLetsGoInOrderAndInBatches(t *testing.T) {
 	})
 }
 
+// Who left as he was let go, and is back, has his turn still to come: to let him go twice
+// would end the process.
+func TestRoomLetsGoOnce(t *testing.T) {
+	r, _, _ := worldOf(mcphealth.TierUp)
+	w := &waiter{let: make(chan struct{})}
+	r.queue = []*waiter{w}
+	let, _ := r.release(mcphealth.TierUp)
+	require.Len(t, let, 1)
+	w.let = make(chan struct{}) // as wait does
+	close(let[0])
+	close(w.let)
+}
+
 func TestRoomSendsScouts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _, nudges := worldOf(mcphealth.TierSuspect)
