@@ -190,6 +190,7 @@ func (a *App) govern() {
 // configuration may want them; if the process exits, they end here.
 func (a *App) Stop() error {
 	apps.remove(a)
+	serving.CompareAndSwap(a, nil)
 	if other := apps.current(); other != nil { // that before us, if we could not start
 		other.govern()
 		a.leave(other)
@@ -281,8 +282,20 @@ func (a *App) leave(other *App) {
 	}
 }
 
-// allStarted lets the events out that came while the apps were being started.
+// serving is the configuration that started last, with all of its apps.
+var serving atomic.Pointer[App]
+
+// allStarted notes who is in a list now, and lets the events out that came while the apps
+// were being started.
 func (a *App) allStarted(context.Context, caddy.Event) error {
+	serving.Store(a)
+	for _, g := range a.allGroups() {
+		if s := g.static.Load(); s != nil {
+			for _, m := range *s {
+				m.listed()
+			}
+		}
+	}
 	for {
 		a.eventMu.Lock()
 		queue := a.queue

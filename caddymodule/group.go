@@ -81,6 +81,7 @@ type member struct {
 	unlisten []func()
 	seen     atomic.Uint32             // the group's age when last seen
 	refused  atomic.Pointer[time.Time] // when the proxy itself was first seen not to want it; nil: it does
+	missed   atomic.Pointer[time.Time] // when its source was first seen not to name it; nil: it does
 	named    atomic.Pointer[named]
 	room     *room // where requests wait that nobody else may serve
 }
@@ -355,12 +356,12 @@ func (g *group) newMember(dial string) *member {
 // remind has each probe of a static upstream note what else is known to be well with it:
 // that it is in the list, and that the proxy itself wants it.
 func (g *group) remind(m *member, u *reverseproxy.Upstream) {
-	m.listed()
 	if m.entry == nil {
 		return
 	}
 	m.unlisten = append(m.unlisten, m.entry.checker.OnResult(func(mcphealth.Result) {
-		if apps.current() == g.app { // else it goes with the configuration
+		defer caught("what a probe says of a list") // the proxy may have a circuit breaker
+		if serving.Load() == g.app {                // else it goes with the configuration
 			m.listed()
 		}
 		if u.Healthy() {

@@ -325,6 +325,8 @@ func fateOf(t *transit, err error) (fate, mcphealth.Reason) {
 		return broken, ""
 	case t.mayHaveRun:
 		return sent, reason
+	case t.picked.group == nil && t.bodyWasRead() && wasAnswered(t.req):
+		return sent, reason // by a proxy that no policy of ours is in
 	case he.StatusCode == http.StatusServiceUnavailable, errors.As(err, &dial):
 		return unsent, reason
 	case provesUnwritten(he, t.picked.group):

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/iotest"
 	"time"
@@ -380,4 +381,20 @@ func TestAClientThatLeavesCountsForNothing(t *testing.T) {
 	<-over
 	e.load("", "respond ok") // waits for the handlers
 	require.Zero(t, entryOf(a.addr).account.requests.now())
+}
+
+// A call that a proxy without our policy has had an answer to has run, whatever stands in
+// for the answer.
+func TestGuardNeverRepeatsWhatOthersAnswered(t *testing.T) {
+	var runs atomic.Int64
+	a, m := newServer(t, "a"), newServer(t, "m")
+	a.on(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		runs.Add(1)
+		w.WriteHeader(http.StatusInternalServerError)
+	})
+	e := newEdge(t, "", "handle /api* {\nreverse_proxy "+a.addr+" {\n@bad status 5xx\nhandle_response @bad {\nreverse_proxy "+freeAddr(t)+"\n}\n}\n}\n"+
+		"handle {\nreverse_proxy "+m.addr+" {\nlb_policy mcp_health\n}\n}\nmcp_guard {\nhold 300ms\n}")
+	require.Equal(t, http.StatusBadGateway, e.do(http.MethodPost, "/api/pay", `{"amount":1}`).status)
+	require.EqualValues(t, 1, runs.Load())
 }

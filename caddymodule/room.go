@@ -152,9 +152,12 @@ func (r *room) run() {
 		}
 		let, next := r.release(tier)
 		r.mu.Unlock()
-		for _, c := range let {
+		begin := time.Now()
+		for i, c := range let {
 			close(c)
-			runtime.Gosched() // or those let go last would be the first
+			if time.Since(begin) < time.Duration(i+1)*batchEvery/batchSize { // unless the machine is too busy for it
+				runtime.Gosched() // or those let go last would be the first
+			}
 		}
 
 		if len(let) == batchSize {

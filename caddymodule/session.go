@@ -210,29 +210,45 @@ func (g *group) selectOwner(t *transit, pool []*reverseproxy.Upstream, members [
 	}
 	p := pick{group: g, none: true, owner: g.unlisted(key, t.ticket.owner), others: g.othersUp(pool, members, -1)}
 	p.gone = p.owner.goneSince() // it may have been down before it left the list
-	switch next := apps.current(); {
-	case next != g.app && next != nil && next.has(key, t.ticket.owner):
+	switch next := serving.Load(); {
+	case next != nil && next != g.app && next.has(key, t.ticket.owner):
 		p.elsewhere, p.gone, p.why = true, time.Time{}, mcphealth.RouteAbsent
 	case p.owner == nil && g.app.has(key, t.ticket.owner):
 		p.goneBy(longAgo, mcphealth.RouteAbsent) // another proxy's: the session never was here
 	default:
 		p.goneBy(missing.Since(t.ticket.owner), mcphealth.RouteAbsent)
+		p.goneBy(p.owner.missedSince(), mcphealth.RouteAbsent)
 	}
 	t.picked = p
 	return -1, false
 }
 
+// missedSince is when a look first found that its own source does not name the upstream
+// any more, though others may: now, if nothing is known.
+func (m *member) missedSince() time.Time {
+	now := time.Now()
+	if m != nil {
+		m.missed.CompareAndSwap(nil, &now)
+		if since := m.missed.Load(); since != nil {
+			return *since
+		}
+	}
+	return now
+}
+
 // refusedSince is when a look first found that the proxy itself does not want the
-// upstream (health_uri, fail_duration); zero: it does, or nothing is known.
+// upstream (health_uri, fail_duration); zero: it does.
 func (m *member) refusedSince(u *reverseproxy.Upstream) time.Time {
-	switch {
-	case m == nil:
-		return time.Time{}
-	case u.Healthy():
-		m.wanted()
+	if u.Healthy() {
+		if m != nil {
+			m.wanted()
+		}
 		return time.Time{}
 	}
 	now := time.Now()
+	if m == nil {
+		return now
+	}
 	m.refused.CompareAndSwap(nil, &now)
 	if since := m.refused.Load(); since != nil {
 		return *since
@@ -250,6 +266,9 @@ func (m *member) wanted() {
 // listed notes that the upstream is in a list, so that the next time it is missing is
 // not taken for the last one. It costs nothing while nobody is missing.
 func (m *member) listed() {
+	if m.missed.Load() != nil {
+		m.missed.Store(nil)
+	}
 	if missing.Len() == 0 {
 		return
 	}
@@ -351,8 +370,8 @@ func (p *pick) ownersOutage(now time.Time) (mcphealth.Reason, time.Duration) {
 
 // missing are owners of sessions that no list of upstreams has, and since when. They
 // are the process's: a reload is when owners vanish. Who is in a list again is taken off
-// as a configuration starts, as a source names it, and after each of its probes, since
-// its own sessions may be idle.
+// once a configuration has started, as a source names it, and after each of its probes,
+// since its own sessions may be idle.
 var missing mcphealth.Absentees
 
 // lostSessions counts the requests that were told so; entries count their own.

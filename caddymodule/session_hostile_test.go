@@ -702,3 +702,34 @@ func TestStickyNewKey(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, r.status)
 	require.Equal(t, sessionNotFound, r.body, "a foreign tag goes on as it is")
 }
+
+// That another proxy lists an owner which a source has dropped does not keep its sessions.
+func TestStickyOwnerDroppedByASource(t *testing.T) {
+	a, b := newReplica(t, "a"), newReplica(t, "b")
+	list(a.addr, b.addr)
+	const policy = "lb_policy mcp_health {\ninterval 100ms\nfast 20ms\nfallback round_robin\n}\n}\n"
+	e := newEdge(t, "", "handle /other* {\nreverse_proxy "+a.addr+" {\n"+policy+"}\n"+
+		"handle {\nmcp_guard {\nsticky\nsession_key "+secret+"\nhold 0\nsession_grace 400ms\n}\nreverse_proxy {\ndynamic test\n"+policy+"}")
+	id := e.openAt("a")
+	list(b.addr)
+	var r reply
+	eventually(t, func() bool { r = e.in(id); return r.status == http.StatusNotFound }, "never lost: %v", &r)
+}
+
+// A configuration that does not start brings nobody back.
+func TestStickyOwnerMissingOverFailedReloads(t *testing.T) {
+	a, b := newReplica(t, "a"), newReplica(t, "b")
+	taken := must(net.Listen("tcp", "127.0.0.1:0"))
+	t.Cleanup(func() { taken.Close() })
+	with := sticky("hold 0\nsession_grace 400ms", a.addr, b.addr)
+	e := newEdge(t, "", with)
+	id := e.openAt("a")
+	e.load("", sticky("hold 0\nsession_grace 400ms", b.addr))
+	since := time.Now()
+	require.Equal(t, http.StatusServiceUnavailable, e.in(id).status)
+	bad := e.adapt("", with+"\n}\nhttp://"+taken.Addr().String()+" {\nrespond ok")
+	for time.Since(since) < 400*time.Millisecond {
+		require.Error(t, caddy.Load(bad, true))
+	}
+	require.Equal(t, http.StatusNotFound, e.in(id).status)
+}

@@ -18,8 +18,10 @@ const (
 	maxHeldBytes = 64 << 20
 	// wakePause lies between two held requests that go on, so that they arrive in order,
 	// and a server that has just come back is not met by all of them in one instant: 50
-	// per 20 ms at most, as in Caddy, and 18 where the kernel sleeps no less than 1 ms.
-	wakePause = 400 * time.Microsecond
+	// per 20 ms at most, as in Caddy, and 18 where the kernel sleeps no less than 1 ms. On
+	// a machine that is too busy to be exact, they go on every latestWake all the same.
+	wakePause  = 400 * time.Microsecond
+	latestWake = 2 * time.Millisecond
 	// latePause is when those are woken who came meanwhile.
 	latePause = 20 * time.Millisecond
 	// pokePause is how often servers are asked while requests wait for them.
@@ -390,6 +392,7 @@ func (g *group) wake() {
 // be the first to go on.
 func (g *group) wakeEach(ids []int) {
 	defer func() { complain("wake", recover()) }()
+	begin := time.Now()
 	for i := 0; i < len(ids); i++ {
 		g.mu.Lock()
 		w := g.waiters[ids[i]]
@@ -397,7 +400,7 @@ func (g *group) wakeEach(ids []int) {
 			post(w.box)
 		}
 		g.mu.Unlock()
-		if w != nil && i+1 < len(ids) {
+		if w != nil && i+1 < len(ids) && time.Since(begin) < time.Duration(i+1)*latestWake {
 			time.Sleep(wakePause)
 		}
 	}
