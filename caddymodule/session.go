@@ -226,14 +226,10 @@ func (g *group) selectOwner(t *transit, pool []*reverseproxy.Upstream, members [
 // missedSince is when a look first found that its own source does not name the upstream
 // any more, though others may: now, if nothing is known.
 func (m *member) missedSince() time.Time {
-	now := time.Now()
-	if m != nil {
-		m.missed.CompareAndSwap(nil, &now)
-		if since := m.missed.Load(); since != nil {
-			return *since
-		}
+	if m == nil {
+		return time.Now()
 	}
-	return now
+	return firstNoted(&m.missed)
 }
 
 // refusedSince is when a look first found that the proxy itself does not want the
@@ -245,15 +241,20 @@ func (m *member) refusedSince(u *reverseproxy.Upstream) time.Time {
 		}
 		return time.Time{}
 	}
-	now := time.Now()
 	if m == nil {
-		return now
+		return time.Now()
 	}
-	m.refused.CompareAndSwap(nil, &now)
-	if since := m.refused.Load(); since != nil {
-		return *since
+	return firstNoted(&m.refused)
+}
+
+// firstNoted is the time that stands there; if none does, now, which stands there then.
+func firstNoted(at *atomic.Pointer[time.Time]) time.Time {
+	now := time.Now()
+	at.CompareAndSwap(nil, &now)
+	if first := at.Load(); first != nil {
+		return *first
 	}
-	return now // it is wanted again since
+	return now // somebody has just taken it away
 }
 
 // wanted notes that the proxy has nothing against the upstream.

@@ -1056,9 +1056,10 @@ func TestFarewell(t *testing.T) {
 	p.Probe(context.Background())
 	way := &http.Transport{}
 	defer way.CloseIdleConnections()
-	c.Farewell()(way)
-	_ = c.Close()
-	if n := d.count(func(a inquiry) bool { return a.verb == http.MethodDelete && a.session == "s-1" }); n != 1 {
-		t.Errorf("asked %s, want one DELETE of the session", d.methods())
+	for _, end := range []func(){func() { c.Farewell()(way) }, func() { _ = c.Close() }} {
+		end()
+		if n := d.count(func(a inquiry) bool { return a.verb == http.MethodDelete && a.session == "s-1" }); n != 1 {
+			t.Errorf("asked %s, want one DELETE of the session", d.methods())
+		}
 	}
 }
