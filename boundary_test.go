@@ -5,6 +5,7 @@
 package boundary_test
 
 import (
+	"cmp"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -193,7 +194,7 @@ func trap(n ast.Node) string {
 	case *ast.SelectStmt:
 		return "select: Yaegi keeps the cases of one statement in one slice, so that goroutines take each other's values; receive from one mailbox channel instead"
 	case *ast.RangeStmt:
-		return trapRange(n.X)
+		return cmp.Or(trapRange(n.X), trapLater(n.Body))
 	case *ast.CallExpr:
 		if f, ok := n.Fun.(*ast.Ident); ok && (f.Name == "min" || f.Name == "max" || f.Name == "clear") {
 			return f.Name + ": Yaegi does not know this builtin; write a helper of another name"
@@ -210,6 +211,7 @@ func trap(n ast.Node) string {
 		if n.Init != nil && n.Cond == nil && n.Post == nil {
 			return "for with neither condition nor step: Yaegi runs the first clause again in each turn; move it before the loop"
 		}
+		return trapLater(n.Body)
 	case *ast.SwitchStmt:
 		if n.Tag == nil {
 			return trapSwitch(n)
@@ -248,6 +250,38 @@ func trapDefer(b *ast.BlockStmt) string {
 				return "a deferred call of a closure that was made in the same function: Yaegi hangs; call it before each return"
 			}
 		}
+	}
+	return ""
+}
+
+// trapLater: what a turn of a loop defines is still the frame's, and by the time that
+// compiled code calls a closure the last turn's.
+func trapLater(body *ast.BlockStmt) string {
+	local := map[string]bool{}
+	late := false
+	ast.Inspect(body, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.FuncLit:
+			return false // what it defines is its own
+		case *ast.AssignStmt:
+			for _, x := range n.Lhs {
+				if name, ok := x.(*ast.Ident); ok && n.Tok == token.DEFINE {
+					local[name.Name] = true
+				}
+			}
+		case *ast.CallExpr:
+			if f, ok := n.Fun.(*ast.SelectorExpr); ok && f.Sel.Name == "AfterFunc" {
+				ast.Inspect(n.Args[len(n.Args)-1], func(n ast.Node) bool {
+					name, ok := n.(*ast.Ident)
+					late = late || ok && local[name.Name]
+					return true
+				})
+			}
+		}
+		return true
+	})
+	if late {
+		return "AfterFunc in a loop, with what the turn defined: Yaegi's closure sees the last turn's; start it in a function of its own"
 	}
 	return ""
 }
@@ -351,6 +385,10 @@ func TestTrapSeesTraps(t *testing.T) {
 		{"f := func() {}; defer func() { f() }()", true},
 		{"f := func() {}; defer g(f)", false},
 		{"defer func() {}()", false},
+		{"for i := 0; i < 3; i++ { x := all[i]; time.AfterFunc(0, func() { x.f() }) }", true},
+		{"for _, x := range all { y := x; if y != nil { context.AfterFunc(ctx, func() { f(y) }) } }", true},
+		{"for i := 0; i < 3; i++ { x := all[i]; soon(x) }", false},
+		{"for i := 0; i < 3; i++ { time.AfterFunc(0, func() { x.f() }) }", false},
 	}
 	for _, tt := range tests {
 		fset := token.NewFileSet()

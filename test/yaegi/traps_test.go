@@ -39,6 +39,9 @@ var traps = []struct {
 	{"a method value of a literal is a method expression", "",
 		`var g func([]byte) (int, error) = (&bytes.Buffer{}).Write; n, _ := g([]byte("ab")); return fmt.Sprint(n)`, "2",
 		"does not load: 5:52: cannot use type func(*bytes.Buffer, []uint8) (int, error) as type func([]uint8) (int,error) in assignment"},
+	{"a closure that compiled code calls later sees the loop's last turn", "",
+		`var sum atomic.Int32; for i := 1; i <= 3; i++ { n := int32(i); time.AfterFunc(50*time.Millisecond, func() { sum.Add(n) }) }; ` +
+			`time.Sleep(200*time.Millisecond); return fmt.Sprint(sum.Load())`, "6", "9"},
 	{"a deferred closure of the same function waits for ever", "",
 		`n := 0; func() { leave := func() { n++ }; defer leave(); n += 10 }(); return fmt.Sprint(n)`, "11", "hangs"},
 }
@@ -78,7 +81,7 @@ func run(before, body string) (got string) {
 	if err := i.Use(stdlib.Symbols); err != nil {
 		return err.Error()
 	}
-	src := "package main\nimport (\"bytes\"; \"errors\"; \"fmt\")\nvar (_ = errors.New; _ = fmt.Sprint; _ bytes.Buffer; turns int)\n" +
+	src := "package main\nimport (\"bytes\"; \"errors\"; \"fmt\"; \"sync/atomic\"; \"time\")\nvar (_ = errors.New; _ = fmt.Sprint; _ bytes.Buffer; _ atomic.Int32; _ time.Duration; turns int)\n" +
 		before + "\nfunc f() string {" + body + "}\n"
 	if _, err := i.Eval(src); err != nil {
 		return "does not load: " + err.Error()
