@@ -87,6 +87,33 @@ func TestHandOverKeepsEntryPointsApart(t *testing.T) {
 	}
 }
 
+// What a fallback holds goes on through a gate at its entry point, and to no other's.
+func TestHandOverToAGate(t *testing.T) {
+	for door, want := range map[string]string{"web": "next", "websecure": "direct"} {
+		t.Run(door, func(t *testing.T) {
+			srv := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+				answer(rw, req)
+				fmt.Fprint(rw, "direct")
+			}))
+			defer srv.Close()
+			c := Config{Mode: modeFallback, Upstreams: []string{srv.URL + "/mcp"}}
+			newHandler(t, routerContext(t.Context(), "app@file"), http.NotFoundHandler(), c)
+			c.Mode = modeGate
+			next := http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) { fmt.Fprint(rw, "next") })
+			newHandler(t, doorContext(t.Context(), door, "app@docker"), next, c)
+			g := join("mcp@" + t.Name() + " on router app")
+			defer g.leave()
+			k := &keeper{set: &settings{hold: time.Second}, group: g, router: "app@file", door: "web", ctx: t.Context()}
+			await(t, "the gate is open", func() bool { return g.pick(func(m *member) bool { return !m.direct }) != nil })
+			rec := httptest.NewRecorder()
+			k.serve(rec, newCall(0), func() http.Handler { return k.successor() })
+			if !strings.HasSuffix(rec.Body.String(), want) {
+				t.Errorf("%d %s, want it to be %s", rec.Code, rec.Body, want)
+			}
+		})
+	}
+}
+
 func TestHoldLimits(t *testing.T) {
 	tests := []struct {
 		name    string

@@ -124,7 +124,7 @@ func (k *keeper) guard(l *life, next http.Handler) http.Handler {
 	l.hold(all)
 	open := &atomic.Int32{}
 	canHold := k.set.hold > 0
-	m := &member{router: k.router, ctx: k.ctx, servers: all, handler: func() http.Handler {
+	m := &member{router: k.router, door: k.door, ctx: k.ctx, servers: all, handler: func() http.Handler {
 		if open.Load() != 0 {
 			return next
 		}
