@@ -360,8 +360,8 @@ func (g *group) poke() {
 		return
 	}
 	time.AfterFunc(pokePause, func() { g.poke() })
-	if g.pick(anyMember) != nil {
-		g.wake() // a token may have come before its reader looked
+	if g.pick(anyMember) != nil || stopping.Load() {
+		g.wake() // a token may have come before its reader looked, or shutDown waits for one that hangs
 	}
 	all := g.servers()
 	for i := 0; i < len(all); i++ {

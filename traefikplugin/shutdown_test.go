@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
+	neturl "net/url"
 	"os"
 	"os/signal"
 	"sync/atomic"
@@ -88,4 +90,46 @@ func TestShutdown(t *testing.T) {
 	if n := asked[0].Load() - before + asked[2].Load() + sessions[2].Load(); n != 0 {
 		t.Errorf("%d questions of probes after the signal, want none", n)
 	}
+}
+
+// A server that hangs as its session is ended keeps those who wait for another one no longer.
+func TestShutdownBesideOneThatHangs(t *testing.T) {
+	traefik := make(chan os.Signal, 1)
+	signal.Notify(traefik, syscall.SIGTERM)
+	t.Cleanup(func() { signal.Stop(traefik); stopping.Store(false) })
+	url, sessions, _ := startStateful(t)
+	there, _ := neturl.Parse(url)
+	proxy := httputil.NewSingleHostReverseProxy(there)
+	over := make(chan bool)
+	srv := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+		if req.Method == http.MethodDelete {
+			<-over
+			return
+		}
+		proxy.ServeHTTP(rw, req)
+	}))
+	t.Cleanup(srv.Close)
+	ctx, _ := onRouter(t, "app@docker")
+	newHandler(t, ctx, balancerOf(fakeServer{URL: srv.URL}), Config{})
+	await(t, "a session", func() bool { _, s := state(srv.URL); return s == "up" && sessions.Load() == 1 })
+	away, _ := onRouter(t, "away@file")
+	fallback := newHandler(t, away, http.NotFoundHandler(), Config{Mode: modeFallback})
+	g := join("mcp@" + t.Name() + " on router away")
+	defer g.leave()
+	held := make(chan int)
+	go func() { held <- call(fallback, 0).Code }()
+	await(t, "a call waits", func() bool { return g.held() == 1 })
+	start := time.Now()
+	if err := syscall.Kill(syscall.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if code, took := <-held, time.Since(start); code != 503 || took > time.Second {
+		t.Errorf("the held call got %d after %s, want 503 within a second", code, took)
+	}
+	close(over)
+	await(t, "all given up", func() bool {
+		registry.mu.Lock()
+		defer registry.mu.Unlock()
+		return registry.signals == nil
+	})
 }
