@@ -204,7 +204,7 @@ func (k *keeper) wait(rw http.ResponseWriter, req *http.Request, pass *passage, 
 		if h := pick(); h != nil {
 			leave()
 			pass.rewind(req)
-			if len(pass.body) > 0 && withheld(rw) {
+			if len(pass.body) > 0 && withheld(rw) && !resends(rw) {
 				req = onceOnly(req)
 			}
 			h.ServeHTTP(rw, req)

@@ -468,17 +468,38 @@ func flow(w *stamp, status int) {
 
 // withheld reports whether Traefik's retry, in front, has kept the head that was written
 // to itself, and will try again. A flush it would let through all the same, as a 200
-// without header (pkg/middlewares/retry, whose field written is the same in 3.4 to 3.7).
-// Others may stand between it and us.
+// without header.
 func withheld(rw http.ResponseWriter) bool {
+	v := retryOf(rw)
+	return v.IsValid() && !v.FieldByName("written").Bool()
+}
+
+// resends reports whether that retry has the body itself: it keeps it where it goes by the
+// status of answers too, and may do so for this call. It has since Traefik 3.7.
+func resends(rw http.ResponseWriter) bool {
+	v := retryOf(rw)
+	if !v.IsValid() {
+		return false
+	}
+	f := v.FieldByName("statusCodeRange")
+	return f.Kind() == reflect.Slice && f.Len() > 0
+}
+
+// retryOf is the writer of Traefik's retry, which others may stand between (its field
+// written is the same in 3.4 to 3.7, pkg/middlewares/retry); not valid: there is none.
+func retryOf(rw http.ResponseWriter) reflect.Value {
 	v := elem(reflect.ValueOf(rw))
 	for v.Kind() == reflect.Struct {
-		if f := v.FieldByName("written"); f.IsValid() { // in net/http's own a number
-			return f.Kind() == reflect.Bool && !f.Bool()
+		f := v.FieldByName("written")
+		if f.Kind() == reflect.Bool {
+			return v
+		}
+		if f.IsValid() { // in net/http's own a number
+			break
 		}
 		v = inner(v)
 	}
-	return false
+	return reflect.Value{}
 }
 
 // inner is the writer that a writer writes to; ours are in what Yaegi puts around them.

@@ -89,21 +89,36 @@ func TestLargeBodiesAreRefused(t *testing.T) {
 }
 
 // A held call whose server has gone by the time that it goes on is not sent again, behind
-// Traefik's retry, without its body, which came in pieces and was read as it was held.
+// Traefik's retry, without its body, which came in pieces and was read as it was held. A
+// retry that goes by the status too has the body itself.
 func TestHeldBehindRetry(t *testing.T) {
+	counts := heldBehindRetry(t, "attempts: 4")
+	if counts["200 true"] == 0 || counts["502 false"] == 0 || counts["200 true"]+counts["502 false"] != heldCalls {
+		t.Errorf("%v, want the server's answer to the call as it was sent, or 502", counts)
+	}
+	if counts := heldBehindRetry(t, "attempts: 12, status: ['503'], retryNonIdempotentMethod: true"); counts["200 true"] != heldCalls {
+		t.Errorf("behind one that keeps bodies: %v, want the other server's answer to all", counts)
+	}
+}
+
+const heldCalls = 8
+
+// heldBehindRetry is how calls end that were held behind a retry with these settings, and
+// one of whose two servers is gone as they go on.
+func heldBehindRetry(t *testing.T, settings string) map[string]int {
+	t.Helper()
 	all, addrs := openers(t, 2)
 	c := config{plugin: "hold: 5s", service: "serversTransport: fresh", servers: addrs}
 	y := func(noRoute bool) string {
 		c.noRoute = noRoute
 		y := strings.ReplaceAll(c.yaml(), "middlewares: [mcp]", "middlewares: [again, mcp]")
-		return strings.Replace(y, "  middlewares:\n", "  serversTransports:\n    fresh: {maxIdleConnsPerHost: -1}\n  middlewares:\n    again:\n      retry: {attempts: 4, initialInterval: 20ms}\n", 1)
+		return strings.Replace(y, "  middlewares:\n", "  serversTransports:\n    fresh: {maxIdleConnsPerHost: -1}\n  middlewares:\n    again:\n      retry: {"+settings+", initialInterval: 20ms}\n", 1)
 	}
 	tr := Start(t, Options{Dynamic: y(false)})
 	await(t, 10*time.Second, "both up", func() bool { return strings.Count(tr.Output(), "/mcp is up") == 2 })
 	tr.Reload(t, y(true))
-	const calls = 8
 	got := make(chan string)
-	for i := range calls {
+	for i := range heldCalls {
 		go func() {
 			var body io.Reader = strings.NewReader(`{"jsonrpc":"2.0","id":7,"method":"tools/call"}`)
 			if i%2 == 0 {
@@ -123,12 +138,10 @@ func TestHeldBehindRetry(t *testing.T) {
 	_ = all[0].Listener.Close() // who dials is refused; the probes keep their connections
 	tr.Reload(t, y(false))
 	counts := map[string]int{}
-	for range calls {
+	for range heldCalls {
 		counts[<-got]++
 	}
-	if counts["200 true"] == 0 || counts["502 false"] == 0 || counts["200 true"]+counts["502 false"] != calls {
-		t.Errorf("%v, want the server's answer to the call as it was sent, or 502", counts)
-	}
+	return counts
 }
 
 // The hold is the client's wait, also where Traefik sends a call several times.
