@@ -2,6 +2,7 @@ package traefikplugin
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -215,6 +216,9 @@ func TestNewRecovers(t *testing.T) {
 	if rec := call(h, 0); rec.Code != 404 {
 		t.Errorf("%d, want next's answer", rec.Code)
 	}
+	g := join(fmt.Sprintf("mcp%s?%d", atRouter, lonely.Load())) // what New joined, and nothing ends
+	g.leave()
+	g.leave()
 }
 
 func TestRouterOf(t *testing.T) {

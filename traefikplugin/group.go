@@ -5,6 +5,7 @@ package traefikplugin
 import (
 	"context"
 	"net/http"
+	"os"
 	"reflect"
 	"sort"
 	"sync"
@@ -68,8 +69,9 @@ type waiter struct {
 }
 
 var groups struct {
-	mu sync.Mutex
-	m  map[string]*group
+	mu      sync.Mutex
+	m       map[string]*group
+	signals chan os.Signal // to stop; nil while there are no groups, and after the first
 }
 
 // join finds or makes a group. Each call needs a leave.
@@ -79,6 +81,7 @@ func join(key string) *group {
 	if groups.m == nil {
 		groups.m = map[string]*group{}
 	}
+	listen()
 	g := groups.m[key]
 	if g == nil {
 		g = &group{key: key, members: map[int]*member{}, waiters: map[int]*waiter{}, late: map[int]*waiter{}, missing: &mcphealth.Absentees{}, routed: map[uintptr]bool{}, since: time.Now()}
@@ -101,6 +104,9 @@ func (g *group) leave() {
 	defer groups.mu.Unlock()
 	if g.refs--; g.refs == 0 && groups.m[g.key] == g {
 		delete(groups.m, g.key)
+	}
+	if len(groups.m) == 0 {
+		deafen()
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net/http"
-	"os"
 	"sort"
 	"strings"
 	"sync"
@@ -44,7 +43,6 @@ var registry struct {
 	mu        sync.Mutex
 	servers   map[string]*server
 	scheduler *mcphealth.Scheduler // of all of them
-	signals   chan os.Signal       // to stop; nil while there are no servers, and after the first
 }
 
 // acquire finds or makes the server that is probed at url as set says. Each call
@@ -87,7 +85,6 @@ func acquire(set *settings, url string) (*server, error) {
 		s.tell()
 	})
 	if !stopping.Load() {
-		listen()
 		c.Start()
 	}
 	return s, nil
@@ -100,9 +97,6 @@ func release(s *server) {
 	last := s.refs == 0
 	if last {
 		delete(registry.servers, s.key)
-	}
-	if len(registry.servers) == 0 {
-		deafen()
 	}
 	registry.mu.Unlock()
 	if last {

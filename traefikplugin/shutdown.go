@@ -35,14 +35,14 @@ func stops() []os.Signal {
 	return all
 }
 
-// listen has the servers given up at a signal to stop, until deafen. Both are called
-// with registry.mu held.
+// listen has the servers given up, and those who wait refused, at a signal to stop, until
+// deafen. Both are called with groups.mu held: a fallback holds where there are no servers.
 func listen() {
-	if registry.signals != nil {
+	if groups.signals != nil || stopping.Load() {
 		return
 	}
 	signals := make(chan os.Signal, 1)
-	registry.signals = signals
+	groups.signals = signals
 	signal.Notify(signals, stops()...)
 	time.AfterFunc(0, func() {
 		defer func() { complain("shutdown", recover()) }()
@@ -53,10 +53,10 @@ func listen() {
 }
 
 func deafen() {
-	if registry.signals != nil {
-		signal.Stop(registry.signals)
-		close(registry.signals)
-		registry.signals = nil
+	if groups.signals != nil {
+		signal.Stop(groups.signals)
+		close(groups.signals)
+		groups.signals = nil
 	}
 }
 
@@ -75,14 +75,12 @@ func shutDown() {
 		all[0].giveUp(&closed) // at once: a goroutine of its own begins later
 	}
 	closed.Wait()
-	registry.mu.Lock()
-	deafen() // a second signal is Traefik's alone
-	registry.mu.Unlock()
 	for i := 0; i < len(all); i++ {
 		all[i].tell() // one that was never probed is in now
 	}
 	groups.mu.Lock()
 	defer groups.mu.Unlock()
+	deafen() // a second signal is Traefik's alone
 	for _, g := range groups.m {
 		g.wake()
 	}

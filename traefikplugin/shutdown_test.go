@@ -128,8 +128,30 @@ func TestShutdownBesideOneThatHangs(t *testing.T) {
 	}
 	close(over)
 	await(t, "all given up", func() bool {
-		registry.mu.Lock()
-		defer registry.mu.Unlock()
-		return registry.signals == nil
+		groups.mu.Lock()
+		defer groups.mu.Unlock()
+		return groups.signals == nil
 	})
+}
+
+// Calls wait for a route, and there are no servers at all, as Traefik is told to stop.
+func TestShutdownWithoutServers(t *testing.T) {
+	traefik := make(chan os.Signal, 1)
+	signal.Notify(traefik, syscall.SIGTERM)
+	t.Cleanup(func() { signal.Stop(traefik); stopping.Store(false) })
+	await(t, "no servers", func() bool { return len(servers()) == 0 })
+	ctx, _ := onRouter(t, "app@file")
+	h := newHandler(t, ctx, http.NotFoundHandler(), Config{Mode: modeFallback, Hold: "5s"})
+	g := join("mcp@" + t.Name() + " on router app")
+	defer g.leave()
+	held := make(chan int)
+	start := time.Now()
+	go func() { held <- call(h, 0).Code }()
+	await(t, "a call waits", func() bool { return g.held() == 1 })
+	if err := syscall.Kill(syscall.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if code, took := <-held, time.Since(start); code != 503 || took > time.Second {
+		t.Errorf("the held call got %d after %s, want 503 at once", code, took)
+	}
 }
