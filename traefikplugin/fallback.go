@@ -171,16 +171,27 @@ func (k *keeper) direct(all []*server) *member {
 	}
 	var turn atomic.Int32
 	return &member{direct: true, router: k.router, door: k.door, ctx: k.ctx, servers: all, handler: func() http.Handler {
-		tier := best(all, true)
+		tier := best(trusted(all), true)
 		start := int(turn.Add(1)&0xffff) % atLeastOne(len(all))
 		for i := 0; tier < mcphealth.TierSuspect && i < len(all); i++ {
 			n := (start + i) % len(all)
-			if all[n].tier(true) == tier {
+			if all[n].tier(true) == tier && !all[n].foreign.Load() {
 				return ways[n]
 			}
 		}
 		return nil
 	}}
+}
+
+// trusted is those that directTransport has not refused for their certificate.
+func trusted(all []*server) []*server {
+	var some []*server
+	for i := 0; i < len(all); i++ {
+		if !all[i].foreign.Load() {
+			some = append(some, all[i])
+		}
+	}
+	return some
 }
 
 func atLeastOne(n int) int {
@@ -213,6 +224,10 @@ func (k *keeper) way(s *server) http.Handler {
 		if k.send(rw, req, pass, forward) {
 			s.checker.Sent()
 			s.checker.Failed()
+			if pass.foreign {
+				s.foreign.Store(true)
+				warnOnce("%s: its certificate is not trusted: held calls go on to it by its router alone", withoutQuery(s.checker.Target().URL))
+			}
 			pass.rewind(req)
 			k.serve(rw, req, func() http.Handler { return k.successor() })
 		}
@@ -232,6 +247,7 @@ func (k *keeper) send(rw http.ResponseWriter, req *http.Request, pass *passage, 
 	}
 	pass.sent.Store(false)
 	pass.refused = false
+	pass.foreign = false
 	trace := &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) { pass.sent.Store(true) }}
 	forward.ServeHTTP(rw, req.WithContext(httptrace.WithClientTrace(req.Context(), trace)))
 	return pass.refused
@@ -292,6 +308,7 @@ func failed(rw http.ResponseWriter, req *http.Request, err error) {
 	unsent := pass != nil && !pass.sent.Load()
 	if unsent && pass.kept {
 		pass.refused = true
+		pass.foreign = strings.Contains(err.Error(), "failed to verify certificate")
 		return
 	}
 	id := mcphealth.NullID

@@ -53,6 +53,7 @@ type passage struct {
 	got     atomic.Int32 // bytes of body, while it is read
 	sent    atomic.Bool  // it got a connection, and may have been executed
 	refused bool         // it got none, and is not answered yet
+	foreign bool         // for the server's certificate is not trusted
 	ticket  *ticket      // nil: it is not sticky
 	owner   *server      // of its session, for which it waits
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -307,6 +308,31 @@ func TestDirectUpstreams(t *testing.T) {
 	<-done
 	if rec.Code != 200 {
 		t.Errorf("held over a restart: %d %s, want 200", rec.Code, rec.Body)
+	}
+}
+
+// A server whose certificate nobody trusts cannot be served directly: calls wait for its route.
+func TestDirectUpstreamThatSignedItsOwn(t *testing.T) {
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(answer))
+	srv.Config.ErrorLog = log.New(io.Discard, "", 0)
+	srv.StartTLS()
+	defer srv.Close()
+	ctx, _ := onRouter(t, "app@file")
+	h := newHandler(t, ctx, http.NotFoundHandler(), Config{Mode: modeFallback, Upstreams: []string{srv.URL + "/mcp"}})
+	await(t, "up", func() bool { _, s := state(srv.URL); return s == "up" })
+	for _, what := range []string{"the first, which is tried", "another"} {
+		done := make(chan *httptest.ResponseRecorder, 1)
+		go func() { done <- call(h, 10) }()
+		time.Sleep(700 * time.Millisecond)
+		if len(done) > 0 {
+			t.Fatalf("%s: %d before there is a route, want it to wait", what, (<-done).Code)
+		}
+		there, gone := onRouter(t, "app@docker")
+		newHandler(t, there, balancerOf(fakeServer{URL: srv.URL}), Config{})
+		if rec := <-done; rec.Code != 200 || !strings.HasPrefix(rec.Body.String(), srv.URL) {
+			t.Errorf("%s: %d %s, want the route's answer", what, rec.Code, rec.Body)
+		}
+		gone()
 	}
 }
 
