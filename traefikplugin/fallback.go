@@ -175,7 +175,7 @@ func (k *keeper) direct(all []*server) *member {
 		start := int(turn.Add(1)&0xffff) % atLeastOne(len(all))
 		for i := 0; tier < mcphealth.TierSuspect && i < len(all); i++ {
 			n := (start + i) % len(all)
-			if all[n].tier(true) == tier && !all[n].foreign.Load() {
+			if all[n].tier(true) == tier && all[n].trusted() {
 				return ways[n]
 			}
 		}
@@ -183,11 +183,16 @@ func (k *keeper) direct(all []*server) *member {
 	}}
 }
 
-// trusted is those that directTransport has not refused for their certificate.
+// mistrust is how long an upstream whose certificate directTransport did not trust is left
+// to its router: one may be renewed.
+const mistrust = time.Minute
+
+func (s *server) trusted() bool { return time.Now().UnixNano() >= s.foreign.Load() }
+
 func trusted(all []*server) []*server {
 	var some []*server
 	for i := 0; i < len(all); i++ {
-		if !all[i].foreign.Load() {
+		if all[i].trusted() {
 			some = append(some, all[i])
 		}
 	}
@@ -225,7 +230,7 @@ func (k *keeper) way(s *server) http.Handler {
 			s.checker.Sent()
 			s.checker.Failed()
 			if pass.foreign {
-				s.foreign.Store(true)
+				s.foreign.Store(time.Now().Add(mistrust).UnixNano())
 				warnOnce("%s: its certificate is not trusted: held calls go on to it by its router alone", withoutQuery(s.checker.Target().URL))
 			}
 			pass.rewind(req)

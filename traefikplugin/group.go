@@ -17,7 +17,7 @@ import (
 const (
 	// maxHeldBytes bounds the bodies of all held requests of a group: 64 MiB.
 	maxHeldBytes = 64 << 20
-	// wakePause lies between two held requests that go on, so that they arrive in order,
+	// wakePause lies between two held requests that go on, so that they arrive about in order,
 	// and a server that has just come back is not met by all of them in one instant: 50
 	// per 20 ms at most, as in Caddy, and 18 where the kernel sleeps no less than 1 ms. On
 	// a machine that is too busy to be exact, they go on every latestWake all the same.
