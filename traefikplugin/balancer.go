@@ -406,7 +406,7 @@ func (r *route) member(k *keeper) *member {
 			known = append(known, r.server[i])
 		}
 	}
-	return &member{router: k.router, door: k.door, route: r, ctx: k.ctx, servers: known, handler: func() http.Handler {
+	return &member{router: k.router, door: k.door, above: k.above, route: r, ctx: k.ctx, servers: known, handler: func() http.Handler {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		switch {

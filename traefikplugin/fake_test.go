@@ -183,9 +183,10 @@ func routerContext(ctx context.Context, router string) context.Context {
 	return doorContext(ctx, "web", router)
 }
 
-// doorContext is that of a router which was built for that entry point.
+// doorContext is that of a router which was built for that entry point. Those above it
+// come before its name.
 func doorContext(ctx context.Context, door, router string) context.Context {
-	l := &zerologger{context: []byte(`{"entryPointName":"` + door + `","routerName":"` + router + `","middlewareName":"mcp@file"`)}
+	l := &zerologger{context: []byte(`{"entryPointName":"` + door + `","routerName":"` + strings.ReplaceAll(router, " ", `","routerName":"`) + `","middlewareName":"mcp@file"`)}
 	return context.WithValue(ctx, loggerKey{}, l)
 }
 

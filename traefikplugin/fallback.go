@@ -21,13 +21,28 @@ import (
 
 // isNoop: next is noop@internal, which answers 418. Traefik's services have no
 // name that a plugin could read; the function that makes this one has.
-func isNoop(next http.Handler) bool {
-	v := reflect.ValueOf(next)
+func isNoop(next http.Handler) bool { return isNoopFunc(reflect.ValueOf(next)) }
+
+func isNoopFunc(v reflect.Value) bool {
 	if v.Kind() != reflect.Func || v.IsNil() {
 		return false
 	}
 	f := runtime.FuncForPC(v.Pointer())
 	return f != nil && strings.Contains(f.Name(), "InternalHandlers")
+}
+
+// leadsToNoop: other middlewares come next, and then noop@internal. Traefik's keep what
+// follows them in a field next, or handler.
+func leadsToNoop(next http.Handler) bool {
+	v := elem(reflect.ValueOf(next))
+	for i := 0; i < maxDepth && v.Kind() == reflect.Struct; i++ {
+		follows := v.FieldByName("next")
+		if !follows.IsValid() {
+			follows = v.FieldByName("handler")
+		}
+		v = elem(follows)
+	}
+	return isNoopFunc(v)
 }
 
 // fallback is the handler for a router of low priority: it gets what no service's
@@ -106,13 +121,17 @@ func (k *keeper) sameDoor(m *member) (same, sure bool) {
 	}
 	mine := k.group.fellow(k.router, m)
 	if mine == nil {
-		return m.door == k.door, false
+		return m.door == k.door && m.above == k.above, false
 	}
-	if mine.door != m.door {
+	switch {
+	case mine.door != m.door:
 		warnOnce("%s: what the fallback router %s (entry point %s) held is refused, for router %s is on another entry point (%s). "+
 			"Give both the same entryPoints", where(k.group.key), k.router, mine.door, m.router, m.door)
+	case mine.above != m.above:
+		warnOnce("%s: what the fallback router %s held is refused, for requests pass other routers before %s. "+
+			"Give both the same parentRefs", where(k.group.key), k.router, m.router)
 	}
-	return m.door == mine.door, true
+	return m.door == mine.door && m.above == mine.above, true
 }
 
 // renamed warns of a router at this entry point whose name differs from ours by that of the
@@ -170,7 +189,7 @@ func (k *keeper) direct(all []*server) *member {
 		ways = append(ways, k.way(all[i]))
 	}
 	var turn atomic.Int32
-	return &member{direct: true, router: k.router, door: k.door, ctx: k.ctx, servers: all, handler: func() http.Handler {
+	return &member{direct: true, router: k.router, door: k.door, above: k.above, ctx: k.ctx, servers: all, handler: func() http.Handler {
 		tier := best(trusted(all), true)
 		start := int(turn.Add(1)&0xffff) % atLeastOne(len(all))
 		for i := 0; tier < mcphealth.TierSuspect && i < len(all); i++ {

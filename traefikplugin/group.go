@@ -35,6 +35,7 @@ type member struct {
 	direct  bool                        // through configured upstreams, not through Traefik's route
 	router  string                      // with its provider: whose requests these are
 	door    string                      // the entry point that it was built for
+	above   string                      // the routers that requests pass before (parentRefs)
 	route   *route                      // nil for a gate and for a direct way
 	ctx     context.Context             // ends with the configuration; nil = never
 	servers []*server                   // whose health decides

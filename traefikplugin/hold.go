@@ -70,6 +70,7 @@ type keeper struct {
 	group   *group
 	router  string                      // it stands on, with its provider; "" if unknown
 	door    string                      // the entry point that it was built for
+	above   string                      // the routers that requests pass before (parentRefs)
 	ctx     context.Context             // ends with the configuration
 	entry   http.Handler                // where a service's requests go in, if sticky; nil: Traefik's balancer
 	toOwner func(*passage) http.Handler // of a held request of a session, if sticky

@@ -88,6 +88,58 @@ func TestHandOverKeepsEntryPointsApart(t *testing.T) {
 	}
 }
 
+// What a fallback holds goes on to no router that requests pass others before (parentRefs,
+// where authentication may be), unless those are before the fallback, too.
+func TestHandOverKeepsParentsApart(t *testing.T) {
+	a := startMCP(t)
+	tests := []struct {
+		name          string
+		fallback, app string // with the routers above them
+		want          int
+	}{
+		{"the same", "top@file app-fallback@file", "top@file app@file", 200},
+		{"one for the fallback", "top-fallback@file app@file", "top@docker app@docker", 200},
+		{"none above the fallback", "app-fallback@file", "top@file app@file", 503},
+		{"another", "a@file app-fallback@file", "b@file app@file", 503},
+		{"one more", "top@file app-fallback@file", "top@file auth@file app@file", 503},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			h := newHandler(t, routerContext(t.Context(), tt.fallback), http.NotFoundHandler(), Config{Mode: modeFallback, Hold: "5s"})
+			rec := httptest.NewRecorder()
+			done := make(chan bool)
+			start := time.Now()
+			go func() { h.ServeHTTP(rec, newCall(0)); close(done) }()
+			time.Sleep(50 * time.Millisecond)
+			newHandler(t, routerContext(t.Context(), tt.app), balancerOf(fakeServer{URL: a.URL}), Config{})
+			<-done
+			if rec.Code != tt.want || time.Since(start) > 4*time.Second {
+				t.Errorf("%d %s after %s, want %d at once", rec.Code, rec.Body, time.Since(start), tt.want)
+			}
+		})
+	}
+}
+
+// A gate on the service's router takes what its fallback held, before the fallback's own
+// way to the upstreams does, past what comes after the gate.
+func TestGateTakesWhatItsFallbackHeld(t *testing.T) {
+	a := startMCP(t)
+	a.stop()
+	config := Config{Upstreams: []string{a.URL + "/mcp"}, Hold: "5s"}
+	config.Mode = modeFallback
+	h := newHandler(t, routerContext(t.Context(), "app-fallback@file"), http.NotFoundHandler(), config)
+	rec := httptest.NewRecorder()
+	done := make(chan bool)
+	go func() { h.ServeHTTP(rec, newCall(0)); close(done) }()
+	time.Sleep(50 * time.Millisecond)
+	config.Mode = modeGate
+	newHandler(t, routerContext(t.Context(), "app@file"), http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { rw.WriteHeader(299) }), config)
+	a.start()
+	if <-done; rec.Code != 299 {
+		t.Errorf("%d %s, want 299 of what comes after the gate", rec.Code, rec.Body)
+	}
+}
+
 // What a fallback holds goes on through a gate at its entry point, and to no other's.
 func TestHandOverToAGate(t *testing.T) {
 	for door, want := range map[string]string{"web": "next", "websecure": "direct"} {

@@ -40,7 +40,7 @@ func New(ctx context.Context, next http.Handler, config *Config, name string) (h
 	if !set.sticky && config != nil && config.SessionKey+config.SessionGrace != "" {
 		warnOnce("%s: sessionKey and sessionGrace have no effect without sticky", name)
 	}
-	k := &keeper{set: set, group: join(groupOf(ctx, name)), router: routerOf(ctx), door: placeOf(ctx, "entryPointName"), ctx: ctx}
+	k := &keeper{set: set, group: join(groupOf(ctx, name)), router: routerOf(ctx), door: placeOf(ctx, "entryPointName"), above: aboveOf(ctx), ctx: ctx}
 	l := live(ctx)
 	l.later(func() { k.group.leave() })
 	role, err := k.role(l, next)
@@ -91,7 +91,9 @@ func (k *keeper) role(l *life, next http.Handler) (string, error) {
 			"make this the last middleware of a service's router")
 	}
 	if len(k.set.upstreams) > 0 {
-		if mode != modeGate {
+		if leadsToNoop(next) {
+			warnOnce("%s: noop@internal comes after other middlewares, and answers 418: on a fallback router make this the last middleware", where(k.group.key))
+		} else if mode != modeGate {
 			tell("%s: next is %T, not Traefik's load balancer of servers: gate over the configured upstreams", where(k.group.key), next)
 		}
 		return modeGate, nil
@@ -124,11 +126,11 @@ func (k *keeper) guard(l *life, next http.Handler) http.Handler {
 	l.hold(all)
 	open := &atomic.Int32{}
 	canHold := k.set.hold > 0
-	m := &member{router: k.router, door: k.door, ctx: k.ctx, servers: all, handler: func() http.Handler {
-		if open.Load() != 0 {
-			return next
+	m := &member{router: k.router, door: k.door, above: k.above, ctx: k.ctx, servers: all, handler: func() http.Handler {
+		if best(all, canHold) == mcphealth.TierDown { // open may be late, and a fallback's own way be faster
+			return nil
 		}
-		return nil
+		return next
 	}}
 	update := func() {
 		defer func() { complain("gate", recover()) }()
@@ -196,12 +198,17 @@ func groupOf(ctx context.Context, name string) string {
 	if strings.HasPrefix(place, onService) { // other services of its router are others
 		return name + " on " + place
 	}
-	router, _, _ := strings.Cut(place, "@")
-	router = strings.Replace(strings.TrimSuffix(router, "-fallback"), "-fallback-", "-", 1)
+	router := commonName(place)
 	if router == "" { // nobody to hand over to
 		return name + atRouter + "?" + strconv.Itoa(int(lonely.Add(1)))
 	}
 	return name + atRouter + router
+}
+
+// commonName is what a router's name and its fallback's have in common.
+func commonName(router string) string {
+	router, _, _ = strings.Cut(router, "@")
+	return strings.Replace(strings.TrimSuffix(router, "-fallback"), "-fallback-", "-", 1)
 }
 
 // where is the group's name for a log line, the same on each reload.
@@ -225,45 +232,66 @@ func routerOf(ctx context.Context) string {
 	return placeOf(ctx, "routerName")
 }
 
+// aboveOf is the routers that a request passes before that one (parentRefs, since Traefik
+// 3.6), by what their names have in common with those above a fallback.
+func aboveOf(ctx context.Context) string {
+	all := placesOf(ctx, "routerName")
+	above := ""
+	for i := 0; i < len(all)-1; i++ {
+		above += commonName(all[i]) + " "
+	}
+	return above
+}
+
 // placeOf reads a field of that logger.
-func placeOf(ctx context.Context, field string) (name string) {
+func placeOf(ctx context.Context, field string) string {
+	all := placesOf(ctx, field)
+	if len(all) == 0 {
+		return ""
+	}
+	return all[len(all)-1]
+}
+
+// placesOf reads a field that the logger has once for each level.
+func placesOf(ctx context.Context, field string) (names []string) {
 	defer func() {
 		if v := recover(); v != nil {
-			name = ""
+			names = nil
 		}
 	}()
 	v := reflect.ValueOf(ctx)
 	for i := 0; i < maxDepth; i++ {
 		v = elem(v)
 		if v.Kind() != reflect.Struct {
-			return ""
+			return nil
 		}
-		if s := loggerField(v.FieldByName("val"), field); s != "" {
-			return s
+		if all := loggerField(v.FieldByName("val"), field); len(all) > 0 {
+			return all
 		}
 		v = v.FieldByName("Context")
 	}
-	return ""
+	return nil
 }
 
-// loggerField is the last value of a field in a zerolog.Logger's context.
-func loggerField(logger reflect.Value, key string) string {
+// loggerField is the values of a field in a zerolog.Logger's context.
+func loggerField(logger reflect.Value, key string) []string {
 	logger = elem(logger)
 	if logger.Kind() != reflect.Struct {
-		return ""
+		return nil
 	}
 	b := logger.FieldByName("context")
 	if b.Kind() != reflect.Slice || b.Type().Elem().Kind() != reflect.Uint8 {
-		return ""
+		return nil
 	}
-	text := string(b.Bytes())
-	mark := `"` + key + `":"`
-	at := strings.LastIndex(text, mark)
-	if at < 0 {
-		return ""
+	var all []string
+	parts := strings.Split(string(b.Bytes()), `"`+key+`":"`)
+	for i := 1; i < len(parts); i++ {
+		value, _, _ := strings.Cut(parts[i], `"`)
+		if value != "" {
+			all = append(all, value)
+		}
 	}
-	value, _, _ := strings.Cut(text[at+len(mark):], `"`)
-	return value
+	return all
 }
 
 func elem(v reflect.Value) reflect.Value {

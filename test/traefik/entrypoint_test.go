@@ -83,6 +83,45 @@ func TestHeldCallsStayAtTheirEntryPoint(t *testing.T) {
 	}
 }
 
+// A call that is held by a fallback which stands for itself does not go on to a router below
+// another one (parentRefs), past that one's middlewares: here one lets nobody in. Below the
+// same one it does.
+func TestHeldCallsStayBelowTheirRouters(t *testing.T) {
+	r := startReplicas(t)
+	const below = "      parentRefs: [top]\n"
+	for _, tt := range []struct {
+		name, fallback, auth string
+		want                 int
+	}{{"beside", "", "10.9.9.9", 503}, {"below", below, "127.0.0.1", 200}} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := config{plugin: "hold: 5s", servers: r.servers()}
+			y := func(noRoute bool) string {
+				c.noRoute = noRoute
+				top := "  routers:\n    top:\n      rule: PathPrefix(`/`)\n      middlewares: [auth]\n"
+				if noRoute && tt.fallback == "" { // it comes and goes with what is below
+					top = "  routers:\n"
+				}
+				y := strings.Replace(entered(c, below, tt.fallback), "  routers:\n", top, 1)
+				return strings.Replace(y, "  middlewares:\n", "  middlewares:\n    auth:\n      ipAllowList: {sourceRange: ["+tt.auth+"]}\n", 1)
+			}
+			tr := Start(t, Options{Dynamic: y(true)})
+			got := make(chan int)
+			go func() { got <- callAt(t, tr, tr.URL, tt.name) }()
+			time.Sleep(500 * time.Millisecond)
+			tr.Reload(t, y(false))
+			if status := <-got; status != tt.want {
+				t.Errorf("%d, want %d", status, tt.want)
+			}
+			if said := strings.Contains(tr.Output(), "requests pass other routers before app@file. Give both the same parentRefs"); said != (tt.want == 503) {
+				t.Errorf("a line about the routers: %v", said)
+			}
+		})
+	}
+	if all := e2e.Executions(t, r.log); all["beside"] > 0 || all["below"] != 1 {
+		t.Errorf("executed %v, want the second call alone", all)
+	}
+}
+
 // Routers that have the same two entry points find each other at both, though Traefik builds
 // them for one, and which one is chance.
 func TestHeldCallsOfTwoEntryPoints(t *testing.T) {

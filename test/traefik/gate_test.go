@@ -50,6 +50,55 @@ func TestGate(t *testing.T) {
 	killAndRestart(t, tr, r)
 }
 
+// What a fallback held goes on through the gate of the service's router, and through what
+// comes after that. Where the fallback has something after the plugin, too, a line says so.
+func TestGateBesideAFallback(t *testing.T) {
+	for _, tt := range []struct {
+		name, fallback string
+		want           int
+	}{{"last on the fallback", "[mcp]", 200}, {"not last", "[mcp, again, small, mark]", 418}} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := startReplicas(t)
+			c := config{plugin: "hold: 10s\nupstreams: ['" + r.a.URL + "']", servers: []string{r.a.Addr}}
+			y := func(noRoute bool) string {
+				c.noRoute = noRoute
+				y := strings.Replace(entered(c, "", ""), "  middlewares:\n", "  middlewares:\n    mark:\n      headers: {customResponseHeaders: {X-Mark: after}}\n"+
+					"    again:\n      retry: {attempts: 2}\n    small:\n      compress: {}\n", 1)
+				y = strings.Replace(y, "noop@internal\n      middlewares: [mcp]", "noop@internal\n      middlewares: "+tt.fallback, 1)
+				return strings.Replace(y, "service: app\n      middlewares: [mcp]", "service: app\n      middlewares: [mcp, mark]", 1)
+			}
+			tr := Start(t, Options{Dynamic: y(true)})
+			awaitUp(t, tr, []*e2e.Instance{r.a})
+			r.a.Kill(t)
+			await(t, 5*time.Second, "down", func() bool { return strings.Contains(tr.Output(), "/mcp is down") })
+			got := make(chan *http.Response)
+			go func() {
+				resp, err := http.DefaultClient.Do(callRequest(t.Context(), tr, tt.name))
+				if err != nil {
+					t.Error(err)
+				} else {
+					resp.Body.Close()
+				}
+				got <- resp
+			}()
+			time.Sleep(300 * time.Millisecond)
+			if tt.want == 200 {
+				tr.Reload(t, y(false))
+			}
+			r.a.Restart(t)
+			if resp := <-got; resp == nil || resp.StatusCode != tt.want || resp.Header.Get("X-Mark") != "after" {
+				t.Errorf("%v, want %d with the mark of what comes after the plugin", resp, tt.want)
+			}
+			if strings.Contains(tr.Output(), "held is refused") {
+				t.Error("a line says that what was held is refused")
+			}
+			if said := strings.Contains(tr.Output(), "on a fallback router make this the last middleware"); said != (tt.want == 418) {
+				t.Errorf("a line about the order: %v", said)
+			}
+		})
+	}
+}
+
 // killAndRestart kills both servers under load and restarts one: calls wait.
 func killAndRestart(t *testing.T, tr *Traefik, r *replicas) {
 	t.Helper()
