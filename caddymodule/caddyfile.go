@@ -104,8 +104,15 @@ func parseProxy(h httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error) {
 		return nil, err
 	}
 	route := caddyhttp.Route{HandlersRaw: []json.RawMessage{guard, proxy}}
-	if matcher != nil {
+	switch {
+	case matcher != nil:
 		route.MatcherSetsRaw = []caddy.ModuleMap{matcher}
+	case h.Option("named_routes") == nil: // set once all named routes are read: this is one of them
+		both, err := moduleJSON(&caddyhttp.Subroute{Routes: caddyhttp.RouteList{route}}, "handler", "subroute")
+		if err != nil {
+			return nil, err
+		}
+		route.HandlersRaw = []json.RawMessage{both} // of a route without a matcher, Caddy keeps the first handler there
 	}
 	return []httpcaddyfile.ConfigValue{{Class: "route", Value: route}}, nil
 }
