@@ -310,8 +310,8 @@ func (g *group) release() {
 	}
 }
 
-// newMember acquires the checker for dial. An address that depends on the request
-// cannot be probed: such an upstream is always tried.
+// newMember acquires the checker for dial. An address, or a name for TLS, that depends on
+// the request cannot be probed: such an upstream is always tried.
 func (g *group) newMember(dial string) *member {
 	m := &member{dial: dial}
 	m.seen.Store(g.age.Load())
@@ -322,6 +322,10 @@ func (g *group) newMember(dial string) *member {
 	}
 	m.address = di.Address
 	w := g.way.Load()
+	if err := w.knowsName(di); err != nil {
+		g.warnOnce(dial, err)
+		return m
+	}
 	u, host, learn, err := w.url(di, g.check.Path)
 	if err != nil {
 		g.warnOnce(dial, err)

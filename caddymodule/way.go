@@ -141,6 +141,19 @@ func dialInfo(dial string) (reverseproxy.DialInfo, error) {
 	}, nil
 }
 
+// knowsName checks that the name for TLS, if one is configured, means something outside of
+// any request.
+func (w *way) knowsName(di reverseproxy.DialInfo) error {
+	t, ok := w.transport.(*reverseproxy.HTTPTransport)
+	if !ok || t.TLS == nil || t.TLS.ServerName == "" {
+		return nil
+	}
+	if _, err := upstreamReplacer(di).ReplaceOrErr(t.TLS.ServerName, true, true); err != nil {
+		return fmt.Errorf("tls_server_name %s depends on the request: %w", t.TLS.ServerName, err)
+	}
+	return nil
+}
+
 // url is the endpoint's URL at an upstream, and host the Host header that the
 // handler gives to requests for it: "" if it leaves the client's. learnable is
 // false if the handler makes the Host out of the request in some other way.

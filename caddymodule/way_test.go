@@ -85,6 +85,30 @@ func TestWays(t *testing.T) {
 		require.Equal(t, s.addr, probed)
 	})
 
+	t.Run("TLS, a name that a request says", func(t *testing.T) { // none is right for a probe, and so all are tried
+		s, root := tlsServer(t, "s")
+		e := newEdge(t, "", "reverse_proxy https://"+s.addr+" {\n"+check+`
+			transport http {
+				tls_trust_pool file `+root+`
+				tls_server_name {http.request.uri.query.name}
+			}
+		}`)
+		require.Equal(t, "s", e.do(http.MethodPost, "/mcp?name=example.com", callBody("1")).servedBy())
+		require.Zero(t, s.probes.Load())
+		require.Empty(t, checkers.list())
+	})
+
+	t.Run("TLS, a name that the upstream says", func(t *testing.T) {
+		s, root := tlsServer(t, "s")
+		newEdge(t, "", "reverse_proxy https://"+s.addr+" {\n"+check+`
+			transport http {
+				tls_trust_pool file `+root+`
+				tls_server_name {http.reverse_proxy.upstream.host}
+			}
+		}`)
+		waitState(t, s.addr, mcphealth.Up)
+	})
+
 	t.Run("TLS, not trusted", func(t *testing.T) {
 		s, _ := tlsServer(t, "s")
 		e := newEdge(t, "", "reverse_proxy https://"+s.addr+" {\n"+check+"}")
