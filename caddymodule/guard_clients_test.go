@@ -16,6 +16,7 @@ import (
 	"testing/iotest"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -43,6 +44,39 @@ func answerOn(t *testing.T, c net.Conn) reply {
 	body, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
 	return reply{resp.StatusCode, resp.Header, string(body)}
+}
+
+// The server's read_body is for the body alone: a call that is all here is held, and runs, for
+// longer than that. Caddy 2.11.9 takes a lifted deadline for its own.
+func TestReadBodyDoesNotEndAHeldCall(t *testing.T) {
+	a := newServer(t, "a")
+	a.on(func(w http.ResponseWriter, r *http.Request) {
+		time.Sleep(time.Second)
+		a.answer(w, r)
+	})
+	site := "mcp_proxy " + a.addr + " {\nhold 5s\ncheck_interval 200ms\ncheck_fast 20ms\n}"
+	e := newEdge(t, "", site)
+	limited := strings.Replace(string(e.adapt("", site)), `"listen":`, `"read_timeout":"500ms","listen":`, 1)
+	require.NoError(t, caddy.Load([]byte(limited), true))
+	client.CloseIdleConnections()
+	waitState(t, a.addr, mcphealth.Up)
+	a.kill()
+	waitState(t, a.addr, mcphealth.Down)
+	got := make(chan reply, 2)
+	go func() { got <- e.call("1") }()
+	go func() {
+		call := callBody("2")
+		c := slowly(t, e, len(call), call[:10])
+		time.Sleep(200 * time.Millisecond)
+		fmt.Fprint(c, call[10:])
+		got <- answerOn(t, c)
+	}()
+	time.Sleep(800 * time.Millisecond)
+	a.revive()
+	for range 2 {
+		r := <-got
+		assert.Equal(t, "a", r.servedBy(), "%d %s", r.status, r.body)
+	}
 }
 
 // A server may refuse an upload from its first bytes on (413, 401). The client hears

@@ -216,7 +216,14 @@ func (t *transit) wholeAgain() (io.ReadCloser, error) {
 
 // readUntil bounds how long the client may take to send what is not in yet; the
 // zero time lifts the bound. Where the server cannot do that, nothing is bounded.
+//
+// At the end of a body over HTTP/1 net/http lifts it itself, and reads on, to notice that
+// the client leaves. Nothing may be set then: Caddy 2.11.9 would put the server's read_body
+// in the place of none, at which the request would end though all of it is here.
 func (t *transit) readUntil(when time.Time) {
+	if t.req.ProtoMajor == 1 && t.body != nil && t.body.isWhole() {
+		return
+	}
 	_ = http.NewResponseController(t.ResponseWriter).SetReadDeadline(when)
 }
 
