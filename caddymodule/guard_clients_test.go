@@ -54,7 +54,8 @@ func TestReadBodyDoesNotEndAHeldCall(t *testing.T) {
 		time.Sleep(time.Second)
 		a.answer(w, r)
 	})
-	site := "mcp_proxy " + a.addr + " {\nhold 5s\ncheck_interval 200ms\ncheck_fast 20ms\n}"
+	site := "request_body /set/* {\nset `" + callBody("3") + "`\n}\nuri strip_prefix /set\n" +
+		"mcp_proxy " + a.addr + " {\nhold 2s\ncheck_interval 200ms\ncheck_fast 20ms\n}"
 	e := newEdge(t, "", site)
 	limited := strings.Replace(string(e.adapt("", site)), `"listen":`, `"read_timeout":"500ms","listen":`, 1)
 	require.NoError(t, caddy.Load([]byte(limited), true))
@@ -62,8 +63,13 @@ func TestReadBodyDoesNotEndAHeldCall(t *testing.T) {
 	waitState(t, a.addr, mcphealth.Up)
 	a.kill()
 	waitState(t, a.addr, mcphealth.Down)
-	got := make(chan reply, 2)
+	got := make(chan reply, 3)
 	go func() { got <- e.call("1") }()
+	if !isCaddy210 { // to which JSON is a placeholder there
+		go func() { got <- e.do(http.MethodPost, "/set/mcp", "{}") }()
+	} else {
+		go func() { got <- e.call("3") }()
+	}
 	go func() {
 		call := callBody("2")
 		c := slowly(t, e, len(call), call[:10])
@@ -71,9 +77,9 @@ func TestReadBodyDoesNotEndAHeldCall(t *testing.T) {
 		fmt.Fprint(c, call[10:])
 		got <- answerOn(t, c)
 	}()
-	time.Sleep(800 * time.Millisecond)
+	time.Sleep(1500 * time.Millisecond)
 	a.revive()
-	for range 2 {
+	for range 3 {
 		r := <-got
 		assert.Equal(t, "a", r.servedBy(), "%d %s", r.status, r.body)
 	}

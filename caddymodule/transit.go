@@ -217,14 +217,26 @@ func (t *transit) wholeAgain() (io.ReadCloser, error) {
 // readUntil bounds how long the client may take to send what is not in yet; the
 // zero time lifts the bound. Where the server cannot do that, nothing is bounded.
 //
-// At the end of a body over HTTP/1 net/http lifts it itself, and reads on, to notice that
-// the client leaves. Nothing may be set then: Caddy 2.11.9 would put the server's read_body
-// in the place of none, at which the request would end though all of it is here.
+// Once all of the body is here, net/http itself is told: it reads on, to notice that the
+// client leaves, and Caddy 2.11.9 would put the server's read_body in the place of none,
+// at which the request would end.
 func (t *transit) readUntil(when time.Time) {
-	if t.req.ProtoMajor == 1 && t.body != nil && t.body.isWhole() {
-		return
+	w := t.ResponseWriter
+	if t.body != nil && t.body.isWhole() {
+		w = innermost(w)
 	}
-	_ = http.NewResponseController(t.ResponseWriter).SetReadDeadline(when)
+	_ = http.NewResponseController(w).SetReadDeadline(when)
+}
+
+// innermost is the writer that net/http has made.
+func innermost(w http.ResponseWriter) http.ResponseWriter {
+	for {
+		outer, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			return w
+		}
+		w = outer.Unwrap()
+	}
 }
 
 // tooSlow reports whether the client's time to send the body has passed. Its request's
