@@ -206,7 +206,17 @@ func (k *keeper) direct(all []*server) *member {
 // to its router: one may be renewed.
 const mistrust = time.Minute
 
-func (s *server) trusted() bool { return time.Now().UnixNano() >= s.foreign.Load() }
+func (s *server) trusted() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.foreignAt.IsZero() || time.Since(s.foreignAt) >= mistrust
+}
+
+func (s *server) distrust(at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.foreignAt = at
+}
 
 func trusted(all []*server) []*server {
 	var some []*server
@@ -249,7 +259,7 @@ func (k *keeper) way(s *server) http.Handler {
 			s.checker.Sent()
 			s.checker.Failed()
 			if pass.foreign {
-				s.foreign.Store(time.Now().Add(mistrust).UnixNano())
+				s.distrust(time.Now())
 				warnOnce("%s: its certificate is not trusted: held calls go on to it by its router alone", withoutQuery(s.checker.Target().URL))
 			}
 			pass.rewind(req)

@@ -27,12 +27,12 @@ type server struct {
 	refs    int             // guarded by registry.mu
 	gone    atomic.Bool     // refuses connections, and no probe has said otherwise since
 	proved  atomic.Bool     // a probe has got an answer from it, once
-	foreign atomic.Int64    // until when its certificate is taken for one that directTransport does not trust, in ns
 	account *account
 	every   time.Duration // it is probed, while nothing is the matter
 
 	mu        sync.Mutex
 	goneAt    time.Time
+	foreignAt time.Time // directTransport did not trust its certificate, which probes do
 	nextID    int
 	followers map[int]func()
 	farewell  func(http.RoundTripper) // nil: no session is held
