@@ -90,8 +90,8 @@ func parseMessage(data []byte) *message {
 func isObject(raw json.RawMessage) bool { return len(raw) > 0 && raw[0] == '{' }
 
 // answers reports whether m answers the request with this id. Results must
-// carry the id; errors may carry none, null, or the literal by which the Python
-// SDK marks an error that belongs to no request ("server-error").
+// carry the id; errors may carry none, null, or the literal by which an SDK marks an
+// error that belongs to no request: "server-error" (Python), "" (C#, PHP).
 func (m *message) answers(id string) bool {
 	if m == nil {
 		return false
@@ -101,7 +101,7 @@ func (m *message) answers(id string) bool {
 	if isString && theirs == id {
 		return true
 	}
-	return m.Error != nil && (len(m.ID) == 0 || string(m.ID) == "null" || isString && theirs == "server-error")
+	return m.Error != nil && (len(m.ID) == 0 || string(m.ID) == "null" || isString && (theirs == "server-error" || theirs == ""))
 }
 
 // MaxIDBody is how many bytes of a request body RequestID needs at most:

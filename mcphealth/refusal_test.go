@@ -40,6 +40,9 @@ func TestRefusals(t *testing.T) {
 		{"no session, and none can be had", 404, "Not Found: Session not found", "", false, nil, "dead route_absent"},
 		{"the same in JSON-RPC, gone", 410, `{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"Tunnel offline"}}`, "", false, nil, "dead route_absent"},
 
+		{"C# and PHP, an error that belongs to no request", 404, `{"jsonrpc":"2.0","id":"","error":{"code":-32001,"message":"Session not found"}}`, "", true, shallow, "alive session_required"},
+		{"the same, to initialize", 400, `{"jsonrpc":"2.0","id":"","error":{"code":-32000,"message":"Bad Request"}}`, "", false, nil, "alive rpc_error"},
+
 		{"Starlette's TrustedHostMiddleware", 400, "Invalid host header", "", false, nil, "unknown host_guessed"},
 		{"the same, to the Host of clients", 400, "Invalid host header", "", false, host, "dead host_rejected"},
 		{"Vite", 403, `<!DOCTYPE html>Blocked request. This host ("mcp.example.com") is not allowed.`, "", false, nil, "unknown host_guessed"},
