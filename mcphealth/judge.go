@@ -85,12 +85,18 @@ func (p *Prober) judgeStatus(a answer) finding {
 	return finding{}
 }
 
-// sessionDenied: a 401 or 403 that is about the session which the question carried,
-// and not about credentials. rmcp (Rust) said "Unauthorized: Session not found"
-// before it took to 404, go-sdk says 403 of another user's session.
+// sessionDenied: a status that is about the session which the question carried, and
+// not about credentials or load. rmcp (Rust) said 401 "Unauthorized: Session not found"
+// before it took to 404, go-sdk says 403 of another user's session, Neotoma said 503 in
+// JSON-RPC of one that it lost in a restart.
 func (a answer) sessionDenied() bool {
-	return (a.status == http.StatusUnauthorized || a.status == http.StatusForbidden) && a.q.session != "" &&
-		a.header.Get("WWW-Authenticate") == "" && a.kind != foreign && sessionWords.MatchString(a.words())
+	switch {
+	case a.q.session == "" || a.kind == foreign || !sessionWords.MatchString(a.words()):
+		return false
+	case a.status == http.StatusServiceUnavailable:
+		return a.kind == rpcAnswer && a.header.Get("X-Mcp-Health") == ""
+	}
+	return (a.status == http.StatusUnauthorized || a.status == http.StatusForbidden) && a.header.Get("WWW-Authenticate") == ""
 }
 
 func (p *Prober) judgeAuth() finding {

@@ -34,6 +34,7 @@ var moods = map[string]func(m *moody, w http.ResponseWriter, q moodyQuestion){
 	},
 	"500":      func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.forgetsBy(w, q, 500, "") },
 	"forgets":  func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.sessions = map[string]bool{}; m.well(w, q) },
+	"503":      func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.forgetsBy(w, q, 503, "") },
 	"no-ping":  func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.lacksPing(w, q) },
 	"init-bad": func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.failsInitialize(w, q) },
 }
@@ -126,6 +127,8 @@ func TestSteady(t *testing.T) {
 		{"and so it is if that is said as if it were about credentials", "well 401 well 403 well",
 			[]string{"ready ok", "ready ok", "ready ok", "ready ok", "ready ok"}, 3},
 		{"or as an internal error", "well 500 well",
+			[]string{"ready ok", "ready ok", "ready ok"}, 2},
+		{"or as if there were no service", "well 503 well",
 			[]string{"ready ok", "ready ok", "ready ok"}, 2},
 		{"a server that keeps none is asked for none", "well forgets forgets forgets forgets forgets",
 			[]string{"ready ok", "ready ok", "ready ok", "alive session_required", "alive session_required", "alive session_required"}, 3},
