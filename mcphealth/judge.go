@@ -218,6 +218,14 @@ func (f finding) versions() []string {
 	return nil
 }
 
+// isModern: initialize is refused as a server does that knows none: for its version, or
+// as a method that is not found, which is 404 (MCP 2026-07-28, "Error codes").
+func (f finding) isModern() bool {
+	code := f.a.code()
+	return code == codeHeaderMismatch || code == codeMissingCap || code == codeVersion ||
+		code == codeMethodNotFound && f.a.status == http.StatusNotFound
+}
+
 // refusal is the answer's shape without what changes between two of its kind: by
 // it a refusal that a working server gave is known again later.
 func (a answer) refusal() string {

@@ -303,6 +303,8 @@ func (p *Prober) handshake(ctx context.Context, before []finding) finding {
 	}
 	switch {
 	case f.final:
+	case spoke.reason == InternalError && spoke.a.q.method == "server/discover" && f.isModern():
+		f = spoke // this server knows the one question, and fails inside at it
 	case (f.a.status == http.StatusNotFound || f.a.status == http.StatusGone) && f.reason != MethodNotFound && (f.a.kind == rpcAnswer || f.mcp):
 		// It opened no session and still is "not found": this endpoint serves nobody.
 		f.verdict, f.reason, f.mcp, f.bare = Dead, RouteAbsent, false, false

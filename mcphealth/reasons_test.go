@@ -37,6 +37,7 @@ var (
 	broken     = reply{200, `{"jsonrpc":"2.0","id":$ID,"error":{"code":-32603,"message":"Internal error"}}`}
 	discovery  = reply{200, discovered}
 	noSessions = reply{503, `{"jsonrpc":"2.0","id":$ID,"error":{"code":-32000,"message":"Too many open sessions"}}`}
+	modernOnly = reply{400, `{"jsonrpc":"2.0","id":$ID,"error":{"code":-32022,"message":"Unsupported protocol version","data":{"supported":["2026-07-28"]}}}`}
 	oldVersion = reply{400, `{"jsonrpc":"2.0","id":$ID,"error":{"code":-32602,"message":"Unsupported protocol version","data":{"supported":["2023-01-01"]}}}`}
 )
 
@@ -60,6 +61,12 @@ var fakes = []struct {
 		says: map[string]reply{"*": {503, "Server is shutting down"}}},
 	{name: "fails inside", want: "degraded internal_error",
 		says: map[string]reply{"*": broken}, set: func(t *Target) { t.Era = Modern }},
+	{name: "fails inside, and names its version to initialize", want: "degraded internal_error",
+		says: map[string]reply{"server/discover": broken, "*": modernOnly}},
+	{name: "fails inside, and knows no initialize", want: "degraded internal_error",
+		says: map[string]reply{"server/discover": broken, "*": {404, noMethod.body}}},
+	{name: "an old server chokes on the new question, and has no version in common", want: "alive version_mismatch",
+		says: map[string]reply{"server/discover": broken, "*": oldVersion}},
 	{name: "a router before a broken server", want: "degraded handshake_failed",
 		says: map[string]reply{"initialize": broken, "*": noSession}},
 	{name: "a tool that is not there", want: "degraded tools_missing",
