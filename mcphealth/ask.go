@@ -362,6 +362,7 @@ func readJSON(a *answer, r *bufio.Reader, id string) {
 // takeAny keeps the answer to id if data is it, or a batch with it: servers of
 // 2025-03-26 may send one, as JSON and as an event.
 func (a *answer) takeAny(data []byte, id string) bool {
+	data = bytes.TrimSpace(data)
 	if len(data) == 0 || data[0] != '[' {
 		return a.take(parseMessage(data), id)
 	}

@@ -142,6 +142,11 @@ var hostiles = []struct {
 	{"a batch as an event", "ready ok", func(s *mcpfake.Socket) {
 		s.Say(okSSE + "\r\ndata: [" + `{"jsonrpc":"2.0","method":"notifications/progress"},` + discovered + "]\n\n")
 	}},
+	{"a batch that begins on the second line of data", "ready ok", func(s *mcpfake.Socket) { s.Say(okSSE + "\r\ndata:\ndata: [" + discovered + "]\n\n") }},
+	{"an event with an empty name", "ready ok", func(s *mcpfake.Socket) { s.Say(okSSE + "\r\nevent:\ndata: " + discovered + "\n\n") }},
+	{"an event field without a colon", "ready ok", func(s *mcpfake.Socket) {
+		s.Say(okSSE + "\r\nevent: response\nevent\ndata: " + discovered + "\n\n")
+	}},
 	{"a stream of a type that nobody can read", "ready ok", func(s *mcpfake.Socket) {
 		s.Say("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream, text/event-stream\r\n\r\nretry: 10\n\nid: 1\ndata: " + discovered + "\n\n")
 	}},

@@ -58,7 +58,9 @@ func (s *sseReader) next() (sseEvent, error) {
 			ev.Data = append(ev.Data, value...)
 			data = true
 		case "event":
-			ev.Name = string(value)
+			if ev.Name = string(value); ev.Name == "" {
+				ev.Name = "message" // as if there were no such field
+			}
 		}
 	}
 }
