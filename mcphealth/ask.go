@@ -221,6 +221,9 @@ func (p *Prober) askAt(ctx context.Context, q question, u *url.URL) answer {
 		return a
 	}
 	p.read(&a, resp, id)
+	if a.err != nil && speaksFirst(a.status) && ctx.Err() != context.Canceled {
+		a.err = nil // the body could not be read, and need not be
+	}
 	if a.err != nil {
 		a.reason = bodyReason(ctx, a.err)
 	} else if a.kind == rpcAnswer || a.status == http.StatusUnauthorized || a.status == http.StatusForbidden {
@@ -284,6 +287,9 @@ func decoded(resp *http.Response) (io.Reader, error) {
 		return body, nil
 	}
 	z, err := gzip.NewReader(body)
+	if err == io.EOF {
+		return body, nil // nothing, compressed or not
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -179,6 +179,25 @@ var hostiles = []struct {
 	{"JSON-RPC in a page", "dead not_mcp", func(s *mcpfake.Socket) {
 		s.Say("HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + discovered)
 	}},
+	// 401, 403, 421, 429 and what gateways say count without their body.
+	{"401, and a body that never comes", "alive auth_required", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 401 Unauthorized\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n")
+		s.Hang()
+	}},
+	{"401 in gzip, and nothing in it", "alive auth_required", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 401 Unauthorized\r\nContent-Encoding: gzip\r\nContent-Length: 0\r\n\r\n")
+	}},
+	{"429 in broken gzip", "degraded rate_limited", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 429 Too Many Requests\r\nRetry-After: 1\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nslow")
+	}},
+	{"502 cut off", "dead gateway_error", func(s *mcpfake.Socket) { s.Say("HTTP/1.1 502 Bad Gateway\r\nContent-Length: 100\r\n\r\nBad") }},
+	{"502, and a body that never comes", "dead gateway_error", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 502 Bad Gateway\r\nContent-Length: 100\r\n\r\n")
+		s.Hang()
+	}},
+	{"404 in gzip, and nothing in it", "unknown endpoint_not_found", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 404 Not Found\r\nContent-Encoding: gzip\r\nContent-Length: 0\r\n\r\n")
+	}},
 	{"304 from a cache", "dead not_mcp", func(s *mcpfake.Socket) { s.Say("HTTP/1.1 304 Not Modified\r\n\r\n") }},
 	{"an endless page of a 403", "dead not_mcp", func(s *mcpfake.Socket) {
 		s.Say("HTTP/1.1 403 Forbidden\r\nContent-Type: text/html\r\n\r\n")

@@ -52,6 +52,20 @@ func (p *Prober) judge(a answer) finding {
 	return f
 }
 
+// speaksFirst: the status says enough, whatever the body, or its lack.
+func speaksFirst(status int) bool {
+	switch status {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusMisdirectedRequest, http.StatusTooManyRequests:
+		return true
+	}
+	return isGateway(status)
+}
+
+// isGateway: a hop in between says that it got no answer; 520 to 530 are Cloudflare's.
+func isGateway(status int) bool {
+	return status >= 502 && status <= 504 || status >= 520 && status <= 530
+}
+
 func (p *Prober) judgeStatus(a answer) finding {
 	switch {
 	case a.err != nil:
@@ -77,7 +91,7 @@ func (p *Prober) judgeStatus(a answer) finding {
 		return finding{verdict: Degraded, reason: RateLimited, final: !masked}
 	case a.status == http.StatusRequestTimeout:
 		return finding{verdict: Dead, reason: Timeout, final: true}
-	case a.status >= 502 && a.status <= 504 || a.status >= 520 && a.status <= 530:
+	case isGateway(a.status):
 		return judgeGateway(a)
 	case a.status >= 301 && a.status <= 303 || a.status == http.StatusTemporaryRedirect || a.status == http.StatusPermanentRedirect:
 		return finding{verdict: Unknown, reason: Redirected, final: true}
