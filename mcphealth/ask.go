@@ -73,6 +73,7 @@ type answer struct {
 	kind    kind
 	msg     *message
 	text    string   // of a text answer, or the beginning of a foreign one
+	page    bool     // HTML
 	otherID bool     // a JSON-RPC answer came, with another id
 	event   string   // the name of the event in which it came, which clients ignore
 	target  string   // Location of a redirect that was not followed
@@ -250,8 +251,8 @@ func (p *Prober) read(a *answer, resp *http.Response, id string) {
 		limit = maxAnswer
 	}
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
-	page := media == "text/html" || media == "application/xhtml+xml"
-	if page && a.status != http.StatusForbidden {
+	a.page = media == "text/html" || media == "application/xhtml+xml"
+	if a.page && a.status != http.StatusForbidden && a.status != http.StatusBadRequest {
 		return // no MCP server answers with one, and it may never end
 	}
 	body, err := decoded(resp)
@@ -259,7 +260,7 @@ func (p *Prober) read(a *answer, resp *http.Response, id string) {
 		a.err = err
 		return
 	}
-	if page { // development servers refuse a Host so; that proves nothing, but explains
+	if a.page { // development servers and frameworks refuse a Host so; that proves nothing, but explains
 		b, _ := io.ReadAll(io.LimitReader(body, maxText))
 		a.text = string(b)
 		return

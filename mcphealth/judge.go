@@ -30,7 +30,7 @@ var (
 	otherWords   = regexp.MustCompile(`(?i)json.?rpc not handled|expect(s|ed)?( an?)? initialize`)
 	formWords    = regexp.MustCompile(`(?i)not acceptable|accept must contain|must accept|unsupported media type|content-type`)
 	hostWords    = regexp.MustCompile(`(?i)\bhosts?\b.{0,60}\b(not|invalid|forbidden|denied|unknown|rejected|blocked|mismatch)|\b(invalid|forbidden|unknown|untrusted|disallowed|rejected|blocked|bad|unrecognized|unexpected)\b.{0,20}\bhosts?\b|only allowed at|dns.rebinding`)
-	badHostWords = regexp.MustCompile(`(?i)\b(invalid|disallowed|untrusted)\b.{0,12}\bhost\b|\bhost header\b.{0,30}\b(not|invalid)`)
+	badHostWords = regexp.MustCompile(`(?i)\b(invalid|disallowed|untrusted)\b.{0,12}\bhost(name)?\b|\bhost header\b.{0,30}\b(not|invalid)|\bDisallowedHost\b`)
 	drainWords   = regexp.MustCompile(`(?i)shutting down|draining`)
 	soloWords    = regexp.MustCompile(`(?i)server (is )?not initialized|already initialized|duplicate .{0,3}initialize`)
 	dates        = regexp.MustCompile(`\b20\d\d-\d\d-\d\d\b`)
@@ -76,7 +76,7 @@ func (p *Prober) judgeStatus(a answer) finding {
 		return finding{verdict: v, reason: a.reason, final: true}
 	case a.sessionDenied():
 		return finding{verdict: Alive, reason: SessionRequired, mcp: true}
-	case a.status == http.StatusBadRequest && a.kind != foreign && badHostWords.MatchString(a.words()):
+	case a.status == http.StatusBadRequest && (a.kind != foreign || a.page) && badHostWords.MatchString(a.words()):
 		return p.judgeHost(a)
 	case a.status == http.StatusUnauthorized:
 		return p.judgeAuth()

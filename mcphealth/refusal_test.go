@@ -48,6 +48,10 @@ func TestRefusals(t *testing.T) {
 
 		{"Starlette's TrustedHostMiddleware", 400, "Invalid host header", "", false, nil, "unknown host_guessed"},
 		{"the same, to the Host of clients", 400, "Invalid host header", "", false, host, "dead host_rejected"},
+		{"ASP.NET Core's host filtering", 400, "<!DOCTYPE HTML><HTML><HEAD><TITLE>Bad Request</TITLE></HEAD><BODY><h2>Bad Request - Invalid Hostname</h2>", "", false, nil, "unknown host_guessed"},
+		{"the same, to the Host of clients", 400, "<!DOCTYPE HTML><HTML><HEAD><TITLE>Bad Request</TITLE></HEAD><BODY><h2>Bad Request - Invalid Hostname</h2>", "", false, host, "dead host_rejected"},
+		{"Django's, with DEBUG", 400, "<!DOCTYPE html><html lang=\"en\"><head><title>DisallowedHost\n          at /mcp</title>", "", false, nil, "unknown host_guessed"},
+		{"nginx, of anything else", 400, "<html><head><title>400 Bad Request</title></head>", "", false, nil, "dead not_mcp"},
 		{"Vite", 403, `<!DOCTYPE html>Blocked request. This host ("mcp.example.com") is not allowed.`, "", false, nil, "unknown host_guessed"},
 		{"the same, to the Host of clients", 403, `<!DOCTYPE html>Blocked request. This host ("mcp.example.com") is not allowed.`, "", false, host, "dead host_rejected"},
 		{"Cloudflare's wall", 403, "<!DOCTYPE html><html><head><title>Attention Required! | Cloudflare</title>", "", false, nil, "dead not_mcp"},
