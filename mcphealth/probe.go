@@ -236,9 +236,9 @@ func (p *Prober) climb(ctx context.Context) finding {
 	}
 	if !router {
 		f := p.ghost(ctx, "ping")
-		if f.verdict == Ready && !p.proven && !isObject(f.a.msg.Result) {
+		if f.verdict == Ready && !p.proven && (!isObject(f.a.msg.Result) || answersAnything(all)) {
 			f = finding{verdict: Dead, reason: NotMCP, a: f.a,
-				detail: "ping: a JSON-RPC result that is no object; other JSON-RPC services know a ping, too"}
+				detail: "ping: a JSON-RPC result that proves nothing: other JSON-RPC services know a ping, too"}
 		}
 		if f.verdict == Ready {
 			p.habit = stateless
@@ -254,6 +254,12 @@ func (p *Prober) climb(ctx context.Context) finding {
 		all = append(all, f)
 	}
 	return p.settled(p.handshake(ctx, all))
+}
+
+// answersAnything: discover got a result that is none. Who has a result for whatever
+// is asked, as a stub does, has one for ping; initialize tells an MCP server.
+func answersAnything(before []finding) bool {
+	return len(before) > 0 && before[0].a.kind == rpcAnswer && before[0].a.msg.Error == nil && before[0].reason == NotMCP
 }
 
 // settled notes that the upstream has spoken MCP.

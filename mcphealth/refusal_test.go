@@ -167,6 +167,23 @@ func TestPingOfOthers(t *testing.T) {
 	}
 }
 
+// A stub has a result for anything; a sloppy MCP server too, but a right one for initialize.
+func TestResultForAnything(t *testing.T) {
+	for _, tt := range []struct{ initialize, want string }{
+		{okEmpty, "dead not_mcp"},
+		{okInit, "ready ok"},
+	} {
+		d := serveDepth(t, func(w http.ResponseWriter, a inquiry) {
+			if a.method == "initialize" {
+				answer200(w, a, tt.initialize)
+				return
+			}
+			answer200(w, a, okEmpty)
+		})
+		probeDepth(t, Target{URL: d.URL}, tt.want)
+	}
+}
+
 // A Host that is learned while a probe with another one is refused is the next guess.
 func TestHostLearnedDuringAProbe(t *testing.T) {
 	var p *Prober
