@@ -24,7 +24,7 @@ type finding struct {
 // count in JSON-RPC errors and in short plain text, never in HTML or other JSON,
 // and never where they only repeat the request ("Cannot POST /mcp").
 var (
-	sessionWords = regexp.MustCompile(`(?i)session (was )?(not found|terminated|expired|closed)|(invalid|unknown|expired) .*session|no valid session id|(missing|requires?|without|no) (an? )?.{0,30}session|mcp-session-id|session.{0,20}(required|missing|invalid|unknown|expired|does not exist)|not initialized`)
+	sessionWords = regexp.MustCompile(`(?i)session.{0,60}(not found|terminated|expired|closed)|(invalid|unknown|expired) .*session|no valid session id|(missing|requires?|without|no) (an? )?.{0,30}session|mcp-session-id|session.{0,20}(required|missing|invalid|unknown|expired|does not exist|must be provided)|not initialized`)
 	versionWords = regexp.MustCompile(`(?i)protocol.?version|(unsupported .*version|version .*(not supported|unsupported|mismatch)).*\b20\d\d-\d\d-\d\d\b`)
 	listWords    = regexp.MustCompile(`(?i)version|supported`)
 	otherWords   = regexp.MustCompile(`(?i)json.?rpc not handled|expect(s|ed)?( an?)? initialize`)
@@ -216,7 +216,7 @@ func (f finding) sessionLost() bool {
 	if f.a.err != nil || f.verdict == Ready || f.reason == MethodNotFound {
 		return false
 	}
-	return f.a.status == http.StatusNotFound || f.reason == SessionRequired
+	return f.a.status == http.StatusNotFound || f.a.status == http.StatusGone || f.reason == SessionRequired
 }
 
 // versions are the protocol versions that a refusal lists.

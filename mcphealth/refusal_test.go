@@ -46,6 +46,9 @@ func TestRefusals(t *testing.T) {
 		{"C# and PHP, an error that belongs to no request", 404, `{"jsonrpc":"2.0","id":"","error":{"code":-32001,"message":"Session not found"}}`, "", true, shallow, "alive session_required"},
 		{"the same, to initialize", 400, `{"jsonrpc":"2.0","id":"","error":{"code":-32000,"message":"Bad Request"}}`, "", false, nil, "alive rpc_error"},
 
+		{"the session's name between the words", 400, `{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"Session 0f8fad5b-d9cd-469f-a165-70867728950e not found"}}`, "", true, shallow, "alive session_required"},
+		{"go-sdk's HTTP+SSE", 400, "sessionid must be provided\n", "", false, nil, "alive session_required"},
+
 		{"Starlette's TrustedHostMiddleware", 400, "Invalid host header", "", false, nil, "unknown host_guessed"},
 		{"the same, to the Host of clients", 400, "Invalid host header", "", false, host, "dead host_rejected"},
 		{"ASP.NET Core's host filtering", 400, "<!DOCTYPE HTML><HTML><HEAD><TITLE>Bad Request</TITLE></HEAD><BODY><h2>Bad Request - Invalid Hostname</h2>", "", false, nil, "unknown host_guessed"},

@@ -32,9 +32,13 @@ var moods = map[string]func(m *moody, w http.ResponseWriter, q moodyQuestion){
 	"403": func(m *moody, w http.ResponseWriter, q moodyQuestion) {
 		m.forgetsBy(w, q, 403, "Forbidden: invalid session")
 	},
-	"500":      func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.forgetsBy(w, q, 500, "") },
-	"forgets":  func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.sessions = map[string]bool{}; m.well(w, q) },
-	"503":      func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.forgetsBy(w, q, 503, "") },
+	"500":     func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.forgetsBy(w, q, 500, "") },
+	"forgets": func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.sessions = map[string]bool{}; m.well(w, q) },
+	"503":     func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.forgetsBy(w, q, 503, "") },
+	"named": func(m *moody, w http.ResponseWriter, q moodyQuestion) {
+		m.refuses(w, q, 200, "Session 0f8fad5b-d9cd-469f-a165-70867728950e not found")
+	},
+	"410":      func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.refuses(w, q, 410, "Gone") },
 	"no-ping":  func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.lacksPing(w, q) },
 	"init-bad": func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.failsInitialize(w, q) },
 }
@@ -88,6 +92,16 @@ func (m *moody) forgetsBy(w http.ResponseWriter, q moodyQuestion, status int, te
 	}
 }
 
+// refuses forgets as well, and says so in JSON-RPC, in words of its own.
+func (m *moody) refuses(w http.ResponseWriter, q moodyQuestion, status int, message string) {
+	m.sessions = map[string]bool{}
+	if q.method == "initialize" || q.verb == http.MethodDelete {
+		m.well(w, q)
+		return
+	}
+	say(w, status, q, fmt.Sprintf(`"error":{"code":-32000,"message":%q}`, message))
+}
+
 func (m *moody) lacksPing(w http.ResponseWriter, q moodyQuestion) {
 	if q.method == "ping" && m.sessions[q.session] {
 		say(w, 404, q, `"error":{"code":-32601,"message":"Method not found"}`)
@@ -130,6 +144,8 @@ func TestSteady(t *testing.T) {
 			[]string{"ready ok", "ready ok", "ready ok"}, 2},
 		{"or as if there were no service", "well 503 well",
 			[]string{"ready ok", "ready ok", "ready ok"}, 2},
+		{"or with its name in between, or as gone", "well named well 410 well",
+			[]string{"ready ok", "ready ok", "ready ok", "ready ok", "ready ok"}, 3},
 		{"a server that keeps none is asked for none", "well forgets forgets forgets forgets forgets",
 			[]string{"ready ok", "ready ok", "ready ok", "alive session_required", "alive session_required", "alive session_required"}, 3},
 		{"the router works, what is behind it does not", "well init-bad init-bad init-bad",
