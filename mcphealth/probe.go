@@ -189,6 +189,9 @@ func (p *Prober) rung(ctx context.Context) finding {
 			return p.climb(ctx) // to a new one
 		}
 		f = p.inSession(ctx)
+		if d := p.successor(ctx, f); d.verdict == Ready {
+			return p.settled(d)
+		}
 	case solo:
 		f = p.ghost(ctx, "server/discover")
 	}

@@ -18,6 +18,7 @@ type session struct {
 	version string   // as negotiated
 	at      *url.URL // where it was opened, and is to be ended
 	renewed int      // probes in a row that had to renew it
+	doubted bool     // the last ping in it got an error that is about no session
 
 	fails   int // initializes that failed in a row
 	next    time.Time
@@ -169,6 +170,21 @@ func (p *Prober) inSession(ctx context.Context) finding {
 		f.mcp = false
 	}
 	return f
+}
+
+// successor asks the first question where the held session is answered by an error that
+// is about no session: a modern server may have taken the place of this one, whose
+// errors prove life as well. Once, until a ping is answered again.
+func (p *Prober) successor(ctx context.Context, f finding) finding {
+	asked := p.session.doubted
+	p.session.doubted = f.mcp && f.verdict == Alive && f.a.q.session != ghostID
+	if asked || !p.session.doubted || p.target.Era == Legacy {
+		return finding{}
+	}
+	if d := p.discover(ctx); p.habit == modern {
+		return d
+	}
+	return finding{}
 }
 
 // askRouter asks the session router alone, what it is known to answer itself: a

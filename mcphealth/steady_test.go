@@ -39,6 +39,8 @@ var moods = map[string]func(m *moody, w http.ResponseWriter, q moodyQuestion){
 		m.refuses(w, q, 200, "Session 0f8fad5b-d9cd-469f-a165-70867728950e not found")
 	},
 	"410":      func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.refuses(w, q, 410, "Gone") },
+	"modern":   func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.modern(w, q, 400, -32022) },
+	"modern-2": func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.modern(w, q, 404, -32601) },
 	"no-ping":  func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.lacksPing(w, q) },
 	"init-bad": func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.failsInitialize(w, q) },
 }
@@ -102,6 +104,15 @@ func (m *moody) refuses(w http.ResponseWriter, q moodyQuestion, status int, mess
 	say(w, status, q, fmt.Sprintf(`"error":{"code":-32000,"message":%q}`, message))
 }
 
+// modern is another server, that knows no sessions.
+func (m *moody) modern(w http.ResponseWriter, q moodyQuestion, status, code int) {
+	if q.method == "server/discover" {
+		say(w, 200, q, okDiscover)
+		return
+	}
+	say(w, status, q, fmt.Sprintf(`"error":{"code":%d,"message":"no"}`, code))
+}
+
 func (m *moody) lacksPing(w http.ResponseWriter, q moodyQuestion) {
 	if q.method == "ping" && m.sessions[q.session] {
 		say(w, 404, q, `"error":{"code":-32601,"message":"Method not found"}`)
@@ -154,6 +165,10 @@ func TestSteady(t *testing.T) {
 			[]string{"unknown endpoint_not_found", "unknown endpoint_not_found", "unknown endpoint_not_found", "ready ok"}, 1},
 		{"a refused handshake and then no route", "init-bad init-bad init-bad route",
 			[]string{"degraded handshake_failed", "degraded handshake_failed", "degraded handshake_failed", "dead route_absent"}, 0},
+		{"a modern server takes the place of a legacy one", "well modern modern well",
+			[]string{"ready ok", "ready ok", "ready ok", "ready ok"}, 2},
+		{"one that says less", "well modern-2 modern-2",
+			[]string{"ready ok", "ready ok", "ready ok"}, 1},
 		{"a method that is not found is no lost session", "no-ping no-ping no-ping",
 			[]string{"ready ok", "alive method_not_found", "alive method_not_found"}, 1},
 	}
