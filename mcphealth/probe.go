@@ -183,7 +183,11 @@ func (p *Prober) rung(ctx context.Context) finding {
 	case modern:
 		f = p.discover(ctx)
 	case stateless:
-		f = p.ghost(ctx, "ping")
+		q := question{method: "ping", session: ghostID}
+		if p.session.open && p.session.id == "" { // it hands out none: asked as by every client
+			q.session, q.version = "", p.session.version
+		}
+		f = p.judge(p.ask(ctx, q))
 	case stateful:
 		if !p.session.open && p.holds() {
 			return p.climb(ctx) // to a new one

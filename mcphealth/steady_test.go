@@ -38,11 +38,12 @@ var moods = map[string]func(m *moody, w http.ResponseWriter, q moodyQuestion){
 	"named": func(m *moody, w http.ResponseWriter, q moodyQuestion) {
 		m.refuses(w, q, 200, "Session 0f8fad5b-d9cd-469f-a165-70867728950e not found")
 	},
-	"410":      func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.refuses(w, q, 410, "Gone") },
-	"modern":   func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.modern(w, q, 400, -32022) },
-	"modern-2": func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.modern(w, q, 404, -32601) },
-	"no-ping":  func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.lacksPing(w, q) },
-	"init-bad": func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.failsInitialize(w, q) },
+	"410":         func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.refuses(w, q, 410, "Gone") },
+	"modern":      func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.modern(w, q, 400, -32022) },
+	"modern-2":    func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.modern(w, q, 404, -32601) },
+	"sessionless": func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.takesNoID(w, q) },
+	"no-ping":     func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.lacksPing(w, q) },
+	"init-bad":    func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.failsInitialize(w, q) },
 }
 
 type moodyQuestion struct{ verb, method, session, id string }
@@ -113,6 +114,21 @@ func (m *moody) modern(w http.ResponseWriter, q moodyQuestion, status, code int)
 	say(w, status, q, fmt.Sprintf(`"error":{"code":%d,"message":"no"}`, code))
 }
 
+// takesNoID hands out no session and refuses every id, as the C# SDK does without state.
+func (m *moody) takesNoID(w http.ResponseWriter, q moodyQuestion) {
+	switch {
+	case q.session != "":
+		say(w, 400, q, `"error":{"code":-32000,"message":"Bad Request: The Mcp-Session-Id header is not supported in stateless mode"}`)
+	case q.method == "initialize":
+		m.inits++
+		say(w, 200, q, okInit)
+	case q.method == "ping":
+		say(w, 200, q, okEmpty)
+	default:
+		say(w, 400, q, unknownRPC)
+	}
+}
+
 func (m *moody) lacksPing(w http.ResponseWriter, q moodyQuestion) {
 	if q.method == "ping" && m.sessions[q.session] {
 		say(w, 404, q, `"error":{"code":-32601,"message":"Method not found"}`)
@@ -168,6 +184,8 @@ func TestSteady(t *testing.T) {
 		{"a modern server takes the place of a legacy one", "well modern modern well",
 			[]string{"ready ok", "ready ok", "ready ok", "ready ok"}, 2},
 		{"one that says less", "well modern-2 modern-2",
+			[]string{"ready ok", "ready ok", "ready ok"}, 1},
+		{"a server without sessions that takes no id is initialized once", "sessionless sessionless sessionless",
 			[]string{"ready ok", "ready ok", "ready ok"}, 1},
 		{"a method that is not found is no lost session", "no-ping no-ping no-ping",
 			[]string{"ready ok", "alive method_not_found", "alive method_not_found"}, 1},
