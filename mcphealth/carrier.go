@@ -41,7 +41,8 @@ func NewCarrierProber(t Target, c *Carrier) (*Prober, error) {
 	return &Prober{target: t.WithDefaults(), line: NewLine(&http.Transport{}), carrier: c, modern: modernVersion}, nil
 }
 
-// initialized ends a legacy handshake. Over HTTP no server measured waits for it.
+// initialized ends a legacy handshake. Over HTTP no server measured waits for it to
+// answer a ping.
 const initialized = `{"jsonrpc":"2.0","method":"notifications/initialized"}`
 
 // carried asks a server behind a carrier: discover, else initialize, and

@@ -25,6 +25,9 @@ func (p *Prober) deeper(ctx context.Context, f finding) finding {
 			return fresh
 		}
 	}
+	if (len(p.target.ExpectTools) > 0 || p.target.CallTool != "") && f.verdict == Ready {
+		p.tell(ctx)
+	}
 	if len(p.target.ExpectTools) > 0 && f.verdict == Ready {
 		if worse := p.tools(ctx); worse.verdict != "" {
 			return worse

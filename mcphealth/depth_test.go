@@ -232,6 +232,40 @@ func TestExpectTool(t *testing.T) {
 	}
 }
 
+// The Python SDK answers nothing but a ping before notifications/initialized.
+func TestInitializedComesBeforeTools(t *testing.T) {
+	told := 0
+	d := serveDepth(t, saySessions(func(w http.ResponseWriter, a inquiry) bool {
+		switch {
+		case a.method == "notifications/initialized" && a.version == "2025-11-25":
+			told++
+			w.WriteHeader(202)
+		case a.method == "ping":
+			return false
+		case told == 0:
+			answer200(w, a, `"error":{"code":-32602,"message":"Invalid request parameters"}`)
+		case a.method == "tools/call":
+			answer200(w, a, `"result":{"content":[]}`)
+		default:
+			return pages(w, a)
+		}
+		return true
+	}))
+	p, err := NewProber(Target{URL: d.URL, ExpectTools: []string{"a1"}, CallTool: "a1"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 1; i <= 2; i++ { // the second is in the same session
+		if r := p.Probe(context.Background()); r.Reason != OK {
+			t.Errorf("probe %d = %s %s, want ready ok\n%s", i, r.Verdict, r.Reason, trail(r))
+		}
+	}
+	p.Close(context.Background())
+	if told != 1 {
+		t.Errorf("told %d times, want once", told)
+	}
+}
+
 func TestCallTool(t *testing.T) {
 	call := func(rest string) func(http.ResponseWriter, inquiry) bool {
 		return func(w http.ResponseWriter, a inquiry) bool {

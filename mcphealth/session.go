@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 )
 
@@ -19,6 +20,7 @@ type session struct {
 	at      *url.URL // where it was opened, and is to be ended
 	renewed int      // probes in a row that had to renew it
 	doubted bool     // the last ping in it got an error that is about no session
+	told    bool     // of notifications/initialized
 
 	fails   int // initializes that failed in a row
 	next    time.Time
@@ -204,6 +206,31 @@ const endTimeout = 2 * time.Second
 // was canceled: a session must not stay behind for that.
 const minEnd = 200 * time.Millisecond
 
+// tell ends the handshake of the held session, before more than a ping is asked in it:
+// until then the Python SDK has for all else "Received request before initialization was
+// complete". The next question shows whether it was heard.
+func (p *Prober) tell(ctx context.Context) {
+	if !p.session.open || p.session.id == "" || p.session.told {
+		return
+	}
+	p.session.told = true
+	wait := endTimeout
+	if at, ok := ctx.Deadline(); ok {
+		wait = atMostD(time.Until(at)/2, endTimeout) // the question itself needs the rest
+	}
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.session.at.String(), strings.NewReader(initialized))
+	if err != nil {
+		return
+	}
+	p.inHeld(req, p.session)
+	req.Header.Set("Content-Type", "application/json")
+	if resp, err := p.line.roundTrip(req); err == nil {
+		_ = resp.Body.Close()
+	}
+}
+
 // hangUp ends the held session.
 func (p *Prober) hangUp(ctx context.Context) {
 	s := p.session
@@ -243,11 +270,16 @@ func (p *Prober) ending(ctx context.Context, s session) (*http.Request, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.inHeld(req, s)
+	return req, nil
+}
+
+// inHeld gives req the headers of session s.
+func (p *Prober) inHeld(req *http.Request, s session) {
 	p.common(req)
 	req.Header.Set("Accept", "application/json, text/event-stream")
 	req.Header.Set("Mcp-Session-Id", s.id)
 	req.Header.Set("MCP-Protocol-Version", s.version)
-	return req, nil
 }
 
 // farewell prepares the end of the held session; nil: none is held.
