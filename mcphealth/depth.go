@@ -108,7 +108,7 @@ func (p *Prober) tools(ctx context.Context) finding {
 // verdict where that speaks of the upstream, else a degraded one.
 func failedCall(f finding) finding {
 	switch {
-	case f.final:
+	case f.final || f.reason == RateLimited:
 	case f.reason == MethodNotFound:
 		f.verdict, f.reason = Degraded, ToolsMissing
 	default:
@@ -123,7 +123,7 @@ func (p *Prober) call(ctx context.Context) finding {
 	q := p.inEra("tools/call", `{"name":`+quote(p.target.CallTool)+`,"arguments":`+p.target.CallArgs+`}`)
 	q.name = p.target.CallTool
 	f := p.judge(p.ask(ctx, q))
-	if f.verdict == Degraded && f.final || f.reason == Canceled {
+	if f.verdict == Degraded && f.final || f.reason == RateLimited || f.reason == Canceled {
 		return f
 	}
 	if f.verdict == Ready {

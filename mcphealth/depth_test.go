@@ -275,6 +275,12 @@ func TestCallTool(t *testing.T) {
 			return a.method == "tools/call"
 		}
 	}
+	limited := func(w http.ResponseWriter, a inquiry) bool {
+		if a.method == "tools/call" {
+			w.WriteHeader(429)
+		}
+		return a.method == "tools/call"
+	}
 	hangs := func(_ http.ResponseWriter, a inquiry) bool {
 		if a.method == "tools/call" {
 			time.Sleep(500 * time.Millisecond)
@@ -293,6 +299,7 @@ func TestCallTool(t *testing.T) {
 		{"a result that is none", call(`"result":null`), "degraded tool_failing"},
 		{"a JSON-RPC error", call(`"error":{"code":-32602,"message":"Unknown tool"}`), "degraded tool_failing"},
 		{"an internal error", call(`"error":{"code":-32603,"message":"db"}`), "degraded tool_failing"},
+		{"too many calls", limited, "degraded rate_limited"},
 		{"a tool that hangs is the tool's failure", hangs, "degraded tool_failing"},
 	}
 	for _, tt := range tests {

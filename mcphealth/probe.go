@@ -218,6 +218,9 @@ func (p *Prober) counts(f finding) bool {
 	if f.final || f.mcp && f.verdict != Alive {
 		return true
 	}
+	if f.reason == RateLimited && p.habit != stateful { // it keeps no session that the 429 could be about
+		return true
+	}
 	return f.mcp && (p.habit == stateful || p.habit == solo || f.reason == MethodNotFound)
 }
 

@@ -42,8 +42,13 @@ var moods = map[string]func(m *moody, w http.ResponseWriter, q moodyQuestion){
 	"modern":      func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.modern(w, q, 400, -32022) },
 	"modern-2":    func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.modern(w, q, 404, -32601) },
 	"sessionless": func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.takesNoID(w, q) },
-	"no-ping":     func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.lacksPing(w, q) },
-	"init-bad":    func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.failsInitialize(w, q) },
+	"429": func(m *moody, w http.ResponseWriter, q moodyQuestion) {
+		if w.WriteHeader(429); q.method == "initialize" {
+			m.inits++ // asked in vain
+		}
+	},
+	"no-ping":  func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.lacksPing(w, q) },
+	"init-bad": func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.failsInitialize(w, q) },
 }
 
 type moodyQuestion struct{ verb, method, session, id string }
@@ -187,6 +192,8 @@ func TestSteady(t *testing.T) {
 			[]string{"ready ok", "ready ok", "ready ok"}, 1},
 		{"a server without sessions that takes no id is initialized once", "sessionless sessionless sessionless",
 			[]string{"ready ok", "ready ok", "ready ok"}, 1},
+		{"429 of a server without sessions is about no session", "modern-2 429 modern-2",
+			[]string{"ready ok", "degraded rate_limited", "ready ok"}, 0},
 		{"a method that is not found is no lost session", "no-ping no-ping no-ping",
 			[]string{"ready ok", "alive method_not_found", "alive method_not_found"}, 1},
 	}
