@@ -105,12 +105,12 @@ func (p *Prober) judgeStatus(a answer) finding {
 // JSON-RPC of one that it lost in a restart.
 func (a answer) sessionDenied() bool {
 	switch {
-	case a.q.session == "" || a.kind == foreign || !sessionWords.MatchString(a.words()):
+	case a.q.session == "" || a.page || !sessionWords.MatchString(a.words()):
 		return false
 	case a.status == http.StatusServiceUnavailable:
 		return a.kind == rpcAnswer && a.header.Get("X-Mcp-Health") == ""
 	}
-	return (a.status == http.StatusUnauthorized || a.status == http.StatusForbidden) && a.header.Get("WWW-Authenticate") == ""
+	return (a.status == http.StatusUnauthorized && a.kind != foreign || a.status == http.StatusForbidden) && a.header.Get("WWW-Authenticate") == ""
 }
 
 func (p *Prober) judgeAuth() finding {

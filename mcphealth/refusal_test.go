@@ -34,6 +34,8 @@ func TestRefusals(t *testing.T) {
 		{"a challenge is one, whatever the words", 401, "Session expired", "WWW-Authenticate: Bearer", true, nil, "alive auth_required"},
 		{"another user's session", 403, "Forbidden: invalid session", "", true, nil, "ready ok"},
 		{"the same in JSON-RPC", 403, rpcError, "", true, nil, "ready ok"},
+		{"the same in JSON of its own", 403, `{"error":"Invalid session ID"}`, "", true, nil, "ready ok"},
+		{"a login that has expired", 403, `{"error":"Session expired"}`, "", false, nil, "dead not_mcp"},
 		{"rmcp, without a session", 422, "Unexpected message, expect initialize request", "", true, nil, "ready ok"},
 		{"the same, asked no further", 422, "Unexpected message, expect initialize request", "", true, shallow, "alive session_required"},
 		{"Neotoma, after a restart", 503, rpcError, "", true, nil, "ready ok"},
