@@ -1002,6 +1002,11 @@ func sseServer(t *testing.T, answers map[string]string) *depthServer {
 	stream := make(chan string, 10)
 	held := ""
 	return serveDepth(t, func(w http.ResponseWriter, a inquiry) {
+		if status, to, moved := strings.Cut(answers["moved"], " "); moved && a.path == "/sse" {
+			w.Header().Set("Location", to)
+			w.WriteHeader(map[string]int{"302": 302, "307": 307}[status])
+			return
+		}
 		if a.verb == http.MethodGet {
 			w.Header().Set("Content-Type", "text/event-stream")
 			var to io.Writer = w
@@ -1095,6 +1100,25 @@ func TestEraSSE(t *testing.T) {
 			}
 			if n := d.count(func(a inquiry) bool { return a.verb == http.MethodGet }); n != 1 {
 				t.Errorf("%d streams opened, want one", n)
+			}
+		})
+	}
+}
+
+// The stream behind a redirect: Starlette sends /sse to /sse/, a login page takes all.
+func TestStreamBehindRedirect(t *testing.T) {
+	tests := []struct{ moved, want, says string }{
+		{"307 /sse/", "ready ok", "redirect"},
+		{"307 /sse", "unknown redirected", `"/sse"`},
+		{"302 /login", "unknown redirected", `"/login"`},
+		{"307 http://127.0.0.1:1/sse/", "unknown redirected", "127.0.0.1:1"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.moved, func(t *testing.T) {
+			d := sseServer(t, map[string]string{"initialize": okInit, "endpoint": "../messages?session=1", "moved": tt.moved})
+			r := probeDepth(t, Target{URL: d.URL + "/sse", Era: SSE, Timeout: time.Second}, tt.want)
+			if said := fmt.Sprint(r.Detail, r.Warnings); !strings.Contains(said, tt.says) {
+				t.Errorf("it says %s, want %s in it", said, tt.says)
 			}
 		})
 	}

@@ -463,15 +463,19 @@ func (p *Prober) note(a answer) {
 		outcome = "text"
 	}
 	p.steps = append(p.steps, Step{Step: a.q.method, HTTPStatus: a.status, RPCCode: a.code(), Ms: millis(a.took), Outcome: outcome})
-	if a.moved != 0 {
-		p.warn("redirect: the endpoint answers %d to another path of the same origin; configure the final path", a.moved)
-	}
+	p.noteMove(a)
 	if a.header == nil {
 		return
 	}
 	age, hit := a.header.Get("Age"), strings.ToUpper(a.header.Get("X-Cache")+" "+a.header.Get("CF-Cache-Status"))
 	if (age != "" && age != "0") || strings.Contains(hit, "HIT") {
 		p.warn("cacheable: a cache answered this probe (Age %q, X-Cache or CF-Cache-Status %q); it may answer for a dead server", clean(age), clean(hit))
+	}
+}
+
+func (p *Prober) noteMove(a answer) {
+	if a.moved != 0 {
+		p.warn("redirect: the endpoint answers %d to another path of the same origin; configure the final path", a.moved)
 	}
 }
 

@@ -33,11 +33,12 @@ func (p *Prober) eventStream(ctx context.Context) finding {
 		return p.sum([]finding{f})
 	}
 	defer opened.Body.Close()
+	p.noteMove(a)
 	limit := maxAnswer
 	if len(p.target.ExpectTools) > 0 {
 		limit += maxToolList
 	}
-	events, post, err := p.endpoint(opened, limit)
+	events, post, err := p.endpoint(opened, a.at, limit)
 	if err != nil {
 		a.err = err
 		a.reason = bodyReason(ctx, err)
@@ -51,11 +52,25 @@ func (p *Prober) eventStream(ctx context.Context) finding {
 	return p.settled(p.overStream(ctx, a, events, post))
 }
 
-// openStream GETs the stream; without one, a says what came instead.
+// openStream GETs the stream, also behind one redirect of the same origin; without one,
+// a says what came instead.
 func (p *Prober) openStream(ctx context.Context, a *answer) *http.Response {
 	start := time.Now()
+	resp := p.getStream(ctx, a, p.url)
+	if to := p.sameOrigin(*a, p.url); to != nil {
+		moved := a.status
+		*a = answer{q: a.q}
+		resp = p.getStream(ctx, a, to)
+		a.moved = moved
+	}
+	a.took = time.Since(start)
+	return resp
+}
+
+func (p *Prober) getStream(ctx context.Context, a *answer, u *url.URL) *http.Response {
+	a.at = u
 	stage := &stage{}
-	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(ctx, stage.trace()), http.MethodGet, p.url.String(), nil)
+	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(ctx, stage.trace()), http.MethodGet, u.String(), nil)
 	if err != nil {
 		a.err, a.reason = err, ProbeRejected
 		return nil
@@ -63,7 +78,6 @@ func (p *Prober) openStream(ctx context.Context, a *answer) *http.Response {
 	p.common(req)
 	req.Header.Set("Accept", "text/event-stream")
 	resp, err := p.line.roundTrip(req)
-	a.took = time.Since(start)
 	if err != nil {
 		a.err = err
 		a.reason = stage.reason(ctx, err)
@@ -72,15 +86,18 @@ func (p *Prober) openStream(ctx context.Context, a *answer) *http.Response {
 	a.status, a.header = resp.StatusCode, resp.Header
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	if resp.StatusCode != http.StatusOK || media != "text/event-stream" {
+		if resp.StatusCode >= 300 && resp.StatusCode < 400 {
+			a.target = resp.Header.Get("Location")
+		}
 		_ = resp.Body.Close()
 		return nil
 	}
 	return resp
 }
 
-// endpoint reads the event that names where to post. It should be the first; the SDKs
+// endpoint reads the event that names where to post, as seen from the stream's own URL. It should be the first; the SDKs
 // of Python and TypeScript wait for it.
-func (p *Prober) endpoint(stream *http.Response, limit int) (*sseReader, *url.URL, error) {
+func (p *Prober) endpoint(stream *http.Response, at *url.URL, limit int) (*sseReader, *url.URL, error) {
 	body, err := decoded(stream)
 	if err != nil {
 		return nil, nil, err
@@ -96,11 +113,11 @@ func (p *Prober) endpoint(stream *http.Response, limit int) (*sseReader, *url.UR
 	if err != nil {
 		return nil, nil, err
 	}
-	to, err := p.url.Parse(string(bytes.TrimSpace(ev.Data)))
+	to, err := at.Parse(string(bytes.TrimSpace(ev.Data)))
 	if err != nil || to.User != nil {
 		return nil, nil, nil
 	}
-	return events, p.atUpstream(to, p.url), nil
+	return events, p.atUpstream(to, at), nil
 }
 
 // overStream asks initialize over the stream, and then whatever deeper the target
