@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -1004,7 +1005,11 @@ func sseServer(t *testing.T, answers map[string]string) *depthServer {
 	return serveDepth(t, func(w http.ResponseWriter, a inquiry) {
 		if status, to, moved := strings.Cut(answers["moved"], " "); moved && a.path == "/sse" {
 			w.Header().Set("Location", to)
-			w.WriteHeader(map[string]int{"302": 302, "307": 307}[status])
+			w.WriteHeader(statusOf(status))
+			return
+		}
+		if status, text, refused := strings.Cut(answers["refuse"], " "); refused {
+			http.Error(w, text, statusOf(status))
 			return
 		}
 		if a.verb == http.MethodGet {
@@ -1060,6 +1065,11 @@ func sseServer(t *testing.T, answers map[string]string) *depthServer {
 	})
 }
 
+func statusOf(s string) int {
+	n, _ := strconv.Atoi(s)
+	return n
+}
+
 func TestEraSSE(t *testing.T) {
 	init := strings.Replace(okInit, "2025-11-25", "2024-11-05", 1)
 	tools := `"result":{"tools":[{"name":"echo"}]}`
@@ -1076,6 +1086,9 @@ func TestEraSSE(t *testing.T) {
 		{"an endpoint as clients see it", map[string]string{"initialize": init, "endpoint": "https://mcp.example.com/messages?session=1"},
 			func(t *Target) { t.Host = "mcp.example.com" }, "ready ok"},
 		{"an endpoint of another origin", map[string]string{"initialize": init, "endpoint": "https://mcp.example.com/messages?session=1"}, nil, "dead not_mcp"},
+		{"another Host is wanted", map[string]string{"refuse": "403 Forbidden: invalid Host header"}, nil, "unknown host_guessed"},
+		{"it shuts down", map[string]string{"refuse": "503 Server is shutting down"}, nil, "degraded draining"},
+		{"a gateway without anybody behind it", map[string]string{"refuse": "503 no available server"}, nil, "dead gateway_error"},
 		{"the endpoint wants credentials", map[string]string{"initialize": init, "post": "401"}, nil, "alive auth_required"},
 		{"a result that is no InitializeResult", map[string]string{"initialize": okEmpty}, nil, "degraded handshake_failed"},
 		{"an error over the stream", map[string]string{"initialize": `"error":{"code":-32000,"message":"no"}`}, nil, "alive rpc_error"},

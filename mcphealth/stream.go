@@ -89,6 +89,10 @@ func (p *Prober) getStream(ctx context.Context, a *answer, u *url.URL) *http.Res
 		if resp.StatusCode >= 300 && resp.StatusCode < 400 {
 			a.target = resp.Header.Get("Location")
 		}
+		if resp.StatusCode == http.StatusForbidden || resp.StatusCode == http.StatusServiceUnavailable {
+			p.read(a, resp, newID()) // about the Host, or that it shuts down
+			a.err = nil              // the status says enough
+		}
 		_ = resp.Body.Close()
 		return nil
 	}
