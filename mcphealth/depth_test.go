@@ -329,6 +329,25 @@ func TestCallToolNotUnasked(t *testing.T) {
 	}
 }
 
+// A slow server whose answers come in time, one by one, is not dead because not all of
+// them do; and initialize, whose answer would come too late, is not asked.
+func TestSlowLadder(t *testing.T) {
+	for want, rest := range map[string]string{
+		"alive method_not_found": unknownRPC,
+		"alive session_required": `"error":{"code":-32001,"message":"Session not found"}`,
+		"alive rpc_error":        `"error":{"code":-32000,"message":"Bad Request"}`,
+	} {
+		d := serveDepth(t, func(w http.ResponseWriter, a inquiry) {
+			time.Sleep(600 * time.Millisecond)
+			answer200(w, a, rest)
+		})
+		r := probeDepth(t, Target{URL: d.URL, Timeout: time.Second}, want)
+		if got := d.methods(); got != "server/discover" || !strings.Contains(fmt.Sprint(r.Warnings), "slow") {
+			t.Errorf("asked %s, warned %q; want server/discover alone, and a word on its time", got, r.Warnings)
+		}
+	}
+}
+
 func TestSlowAfter(t *testing.T) {
 	slow := func(method string) func(http.ResponseWriter, inquiry) bool {
 		return func(_ http.ResponseWriter, a inquiry) bool {

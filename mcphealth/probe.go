@@ -244,6 +244,9 @@ func (p *Prober) climb(ctx context.Context) finding {
 		router = f.reason == SessionRequired && len(f.versions()) == 0 || f.reason == RateLimited
 		all = append(all, f)
 	}
+	if !router && p.hurried(ctx, all) {
+		return p.settled(p.sum(all))
+	}
 	if !router {
 		f := p.ghost(ctx, "ping")
 		if f.verdict == Ready && !p.proven && (!isObject(f.a.msg.Result) || answersAnything(all)) {
@@ -266,6 +269,22 @@ func (p *Prober) climb(ctx context.Context) finding {
 	return p.settled(p.handshake(ctx, all))
 }
 
+// hurried: the server lives, and needs for an answer more time than is left. Asking on
+// would find it dead for being slow, and leave a session of which nobody hears.
+func (p *Prober) hurried(ctx context.Context, before []finding) bool {
+	longest, talked := time.Duration(0), false
+	for i := 0; i < len(before); i++ {
+		longest = atLeast(longest, before[i].a.took)
+		talked = talked || before[i].mcp || before[i].reason == MethodNotFound
+	}
+	at, ok := ctx.Deadline()
+	if !talked || !ok || time.Until(at) >= longest {
+		return false
+	}
+	p.warn("slow: the %v of the timeout are too short for all questions; an answer takes %v", p.target.Timeout, longest.Round(time.Millisecond))
+	return true
+}
+
 // answersAnything: discover got a result that is none. Who has a result for whatever
 // is asked, as a stub does, has one for ping; initialize tells an MCP server.
 func answersAnything(before []finding) bool {
@@ -286,6 +305,9 @@ func (p *Prober) handshake(ctx context.Context, before []finding) finding {
 	spoke := p.sum(before)
 	if spoke.mcp {
 		p.router = spoke.a.q.method
+	}
+	if p.hurried(ctx, before) {
+		return spoke
 	}
 	if p.target.Shallow {
 		if spoke.mcp && spoke.verdict == Alive {
