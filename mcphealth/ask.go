@@ -284,7 +284,9 @@ func (p *Prober) read(a *answer, resp *http.Response, id string) {
 // the same.
 func decoded(resp *http.Response) (io.Reader, error) {
 	var body io.Reader = resp.Body
-	if !strings.EqualFold(resp.Header.Get("Content-Encoding"), "gzip") {
+	switch strings.ToLower(resp.Header.Get("Content-Encoding")) {
+	case "gzip", "x-gzip": // one and the same (RFC 9110 §8.4.1.3)
+	default:
 		return body, nil
 	}
 	z, err := gzip.NewReader(body)

@@ -139,6 +139,17 @@ var hostiles = []struct {
 	{"a code in quotes", "alive method_not_found", func(s *mcpfake.Socket) {
 		s.Say(okJSON + "\r\n" + `{"jsonrpc":"2.0","id":$ID,"error":{"code":"-32601","message":"no"}}`)
 	}},
+	{"an error whose message is no text", "alive rpc_error", func(s *mcpfake.Socket) {
+		s.Say(okJSON + "\r\n" + `{"jsonrpc":"2.0","error":{"code":-32000,"message":[{"type":"missing"}]},"id":$ID}`)
+	}},
+	{"gzip by its old name", "ready ok", func(s *mcpfake.Socket) {
+		var b bytes.Buffer
+		z := gzip.NewWriter(&b)
+		_, _ = io.WriteString(z, strings.ReplaceAll(discovered, "$ID", s.ID))
+		_ = z.Close()
+		s.Say(okJSON + "Content-Encoding: x-gzip\r\n\r\n")
+		s.Send(b.Bytes())
+	}},
 	{"a batch as an event", "ready ok", func(s *mcpfake.Socket) {
 		s.Say(okSSE + "\r\ndata: [" + `{"jsonrpc":"2.0","method":"notifications/progress"},` + discovered + "]\n\n")
 	}},

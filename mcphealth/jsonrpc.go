@@ -5,6 +5,7 @@ package mcphealth
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"unicode/utf8"
 )
@@ -65,10 +66,12 @@ func (e *rpcError) cut() {
 
 // readMessage reads data as one JSON-RPC message. It is nil for anything else, and
 // where names are written in another case: encoding/json takes "Result" for "result",
-// and no client does.
+// and no client does. An error whose message is no string, as frameworks make it of what
+// they validate, is an error all the same.
 func readMessage(data []byte) *message {
 	var m message
-	if json.Unmarshal(data, &m) != nil || m.JSONRPC != "2.0" || !bytes.Contains(data, []byte(`"jsonrpc"`)) {
+	var odd *json.UnmarshalTypeError
+	if err := json.Unmarshal(data, &m); err != nil && !(errors.As(err, &odd) && odd.Field == "error.message") || m.JSONRPC != "2.0" || !bytes.Contains(data, []byte(`"jsonrpc"`)) {
 		return nil
 	}
 	if m.Result != nil && !bytes.Contains(data, []byte(`"result"`)) || m.Error != nil && !bytes.Contains(data, []byte(`"error"`)) {
