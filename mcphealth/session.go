@@ -179,7 +179,7 @@ func (p *Prober) inSession(ctx context.Context) finding {
 // errors prove life as well. Once, until a ping is answered again.
 func (p *Prober) successor(ctx context.Context, f finding) finding {
 	asked := p.session.doubted
-	p.session.doubted = f.mcp && f.verdict == Alive && f.a.q.session != ghostID
+	p.session.doubted = f.mcp && f.verdict == Alive && !f.final && f.a.q.session != ghostID
 	if asked || !p.session.doubted || p.target.Era == Legacy {
 		return finding{}
 	}

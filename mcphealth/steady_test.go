@@ -47,6 +47,11 @@ var moods = map[string]func(m *moody, w http.ResponseWriter, q moodyQuestion){
 			m.inits++ // asked in vain
 		}
 	},
+	"locked": func(m *moody, w http.ResponseWriter, q moodyQuestion) {
+		if w.WriteHeader(401); q.method != "ping" {
+			m.inits++ // asked in vain
+		}
+	},
 	"no-ping":  func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.lacksPing(w, q) },
 	"init-bad": func(m *moody, w http.ResponseWriter, q moodyQuestion) { m.failsInitialize(w, q) },
 }
@@ -194,6 +199,8 @@ func TestSteady(t *testing.T) {
 			[]string{"ready ok", "ready ok", "ready ok"}, 1},
 		{"429 of a server without sessions is about no session", "modern-2 429 modern-2",
 			[]string{"ready ok", "degraded rate_limited", "ready ok"}, 0},
+		{"a lock is no other server", "well locked well",
+			[]string{"ready ok", "alive auth_required", "ready ok"}, 1},
 		{"a method that is not found is no lost session", "no-ping no-ping no-ping",
 			[]string{"ready ok", "alive method_not_found", "alive method_not_found"}, 1},
 	}
