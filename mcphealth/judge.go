@@ -24,7 +24,7 @@ type finding struct {
 // count in JSON-RPC errors and in short plain text, never in HTML or other JSON,
 // and never where they only repeat the request ("Cannot POST /mcp").
 var (
-	sessionWords = regexp.MustCompile(`(?i)session.{0,60}(not found|terminated|expired|closed)|(invalid|unknown|expired) .*session|no valid session id|(missing|requires?|without|no) (an? )?.{0,30}session|mcp-session-id|session.{0,20}(required|missing|invalid|unknown|expired|does not exist|must be provided)|not initialized`)
+	sessionWords = regexp.MustCompile(`(?i)session( with)?( id)?:? ?['"]?[\w.:-]{0,64}['"]? ?(was |is |has )?(not found|terminated|expired|closed)|(invalid|unknown|expired) .*session|no valid session id|(missing|requires?|without|no) (an? )?.{0,30}session|mcp-session-id|session.{0,20}(required|missing|invalid|unknown|expired|does not exist|must be provided)|not initialized`)
 	versionWords = regexp.MustCompile(`(?i)protocol.?version|(unsupported .*version|version .*(not supported|unsupported|mismatch)).*\b20\d\d-\d\d-\d\d\b`)
 	listWords    = regexp.MustCompile(`(?i)version|supported`)
 	otherWords   = regexp.MustCompile(`(?i)json.?rpc not handled|expect(s|ed)?( an?)? initialize`)
@@ -74,7 +74,7 @@ func (p *Prober) judgeStatus(a answer) finding {
 			v = Unknown
 		}
 		return finding{verdict: v, reason: a.reason, final: true}
-	case a.sessionDenied():
+	case p.sessionDenied(a):
 		return finding{verdict: Alive, reason: SessionRequired, mcp: true}
 	case a.status == http.StatusBadRequest && (a.kind != foreign || a.page) && badHostWords.MatchString(a.words()):
 		return p.judgeHost(a)
@@ -102,15 +102,18 @@ func (p *Prober) judgeStatus(a answer) finding {
 // sessionDenied: a status that is about the session which the question carried, and
 // not about credentials or load. rmcp (Rust) said 401 "Unauthorized: Session not found"
 // before it took to 404, go-sdk says 403 of another user's session, Neotoma said 503 in
-// JSON-RPC of one that it lost in a restart.
-func (a answer) sessionDenied() bool {
+// JSON-RPC of one that it lost in a restart. Where initialize must not have the last word,
+// what a login or a full server may say as well proves nothing.
+func (p *Prober) sessionDenied(a answer) bool {
 	switch {
 	case a.q.session == "" || a.page || !sessionWords.MatchString(a.words()):
 		return false
 	case a.status == http.StatusServiceUnavailable:
-		return a.kind == rpcAnswer && a.header.Get("X-Mcp-Health") == ""
+		return a.kind == rpcAnswer && a.header.Get("X-Mcp-Health") == "" && !p.target.Shallow
+	case a.kind == foreign && (a.status != http.StatusForbidden || p.target.Shallow):
+		return false
 	}
-	return (a.status == http.StatusUnauthorized && a.kind != foreign || a.status == http.StatusForbidden) && a.header.Get("WWW-Authenticate") == ""
+	return (a.status == http.StatusUnauthorized || a.status == http.StatusForbidden) && a.header.Get("WWW-Authenticate") == ""
 }
 
 func (p *Prober) judgeAuth() finding {
