@@ -30,11 +30,13 @@ func (p *Prober) deeper(ctx context.Context, f finding) finding {
 	}
 	if len(p.target.ExpectTools) > 0 && f.verdict == Ready {
 		if worse := p.tools(ctx); worse.verdict != "" {
+			p.session.told = p.session.heard
 			return worse
 		}
 	}
 	if p.target.CallTool != "" && f.verdict == Ready {
 		if worse := p.call(ctx); worse.verdict != "" {
+			p.session.told = p.session.heard
 			return worse
 		}
 	}

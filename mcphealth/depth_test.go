@@ -267,6 +267,39 @@ func TestInitializedComesBeforeTools(t *testing.T) {
 	}
 }
 
+// A notification that was refused, as for load, is said again if the tools fail, and not
+// otherwise.
+func TestInitializedAgain(t *testing.T) {
+	for _, needed := range []bool{true, false} {
+		told := 0
+		d := serveDepth(t, saySessions(func(w http.ResponseWriter, a inquiry) bool {
+			switch {
+			case a.method == "notifications/initialized":
+				if told++; told == 1 || !needed {
+					w.WriteHeader(503)
+				}
+			case a.method == "tools/list" && needed && told < 2:
+				answer200(w, a, `"error":{"code":-32602,"message":"Invalid request parameters"}`)
+			default:
+				return pages(w, a)
+			}
+			return true
+		}))
+		p, err := NewProber(Target{URL: d.URL, ExpectTools: []string{"a0"}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var r Result
+		for i := 1; i <= 3; i++ {
+			r = p.Probe(context.Background())
+		}
+		p.Close(context.Background())
+		if want := map[bool]int{true: 2, false: 1}[needed]; told != want || r.Reason != OK {
+			t.Errorf("needed %v: %s %s, told %d times, want ready ok and %d", needed, r.Verdict, r.Reason, told, want)
+		}
+	}
+}
+
 func TestCallTool(t *testing.T) {
 	call := func(rest string) func(http.ResponseWriter, inquiry) bool {
 		return func(w http.ResponseWriter, a inquiry) bool {

@@ -21,6 +21,7 @@ type session struct {
 	renewed int      // probes in a row that had to renew it
 	doubted bool     // the last ping in it got an error that is about no session
 	told    bool     // of notifications/initialized
+	heard   bool     // and it said so
 
 	fails   int // initializes that failed in a row
 	next    time.Time
@@ -208,7 +209,8 @@ const minEnd = 200 * time.Millisecond
 
 // tell ends the handshake of the held session, before more than a ping is asked in it:
 // until then the Python SDK has for all else "Received request before initialization was
-// complete". The next question shows whether it was heard.
+// complete". The next question shows whether it was heard: if it fails, the next probe says
+// again what was not taken.
 func (p *Prober) tell(ctx context.Context) {
 	if !p.session.open || p.session.id == "" || p.session.told {
 		return
@@ -228,6 +230,7 @@ func (p *Prober) tell(ctx context.Context) {
 	req.Header.Set("Content-Type", "application/json")
 	if resp, err := p.line.roundTrip(req); err == nil {
 		_ = resp.Body.Close()
+		p.session.heard = resp.StatusCode < 300
 	}
 }
 
