@@ -24,7 +24,7 @@ type finding struct {
 // count in JSON-RPC errors and in short plain text, never in HTML or other JSON,
 // and never where they only repeat the request ("Cannot POST /mcp").
 var (
-	sessionWords = regexp.MustCompile(`(?i)session( with)?( id)?:? ?['"]?[\w.:-]{0,64}['"]? ?(was |is |has )?(not found|terminated|expired|closed)|(invalid|unknown|expired) .*session|no valid session id|(missing|requires?|without|no) (an? )?.{0,30}session|mcp-session-id|session.{0,20}(required|missing|invalid|unknown|expired|does not exist|must be provided)|not initialized`)
+	sessionWords = regexp.MustCompile(`(?i)session( with)?( id)?([: ]{1,2}['"]?[\w.:-]{1,64}['"]?)? ?(was |is |has )?(not found|terminated|expired|closed)|(invalid|unknown|expired) .*session|no valid session id|(missing|requires?|without|no) (an? )?.{0,30}session|mcp-session-id|session.{0,20}(required|missing|invalid|unknown|expired|does not exist|must be provided)|not initialized`)
 	versionWords = regexp.MustCompile(`(?i)protocol.?version|(unsupported .*version|version .*(not supported|unsupported|mismatch)).*\b20\d\d-\d\d-\d\d\b`)
 	listWords    = regexp.MustCompile(`(?i)version|supported`)
 	otherWords   = regexp.MustCompile(`(?i)json.?rpc not handled|expect(s|ed)?( an?)? initialize`)
@@ -32,6 +32,7 @@ var (
 	hostWords    = regexp.MustCompile(`(?i)\bhosts?\b.{0,60}\b(not|invalid|forbidden|denied|unknown|rejected|blocked|mismatch)|\b(invalid|forbidden|unknown|untrusted|disallowed|rejected|blocked|bad|unrecognized|unexpected)\b.{0,20}\bhosts?\b|only allowed at|dns.rebinding`)
 	badHostWords = regexp.MustCompile(`(?i)\b(invalid|disallowed|untrusted)\b.{0,12}\bhost(name)?\b|\bhost header\b.{0,30}\b(not|invalid)|\bDisallowedHost\b`)
 	drainWords   = regexp.MustCompile(`(?i)shutting down|draining`)
+	fullWords    = regexp.MustCompile(`(?i)too many|\blimit|\bmax|capacity|exceed|\bfull\b|no more|\b(available|allowed)\b`)
 	soloWords    = regexp.MustCompile(`(?i)server (is )?not initialized|already initialized|duplicate .{0,3}initialize`)
 	dates        = regexp.MustCompile(`\b20\d\d-\d\d-\d\d\b`)
 )
@@ -102,18 +103,24 @@ func (p *Prober) judgeStatus(a answer) finding {
 // sessionDenied: a status that is about the session which the question carried, and
 // not about credentials or load. rmcp (Rust) said 401 "Unauthorized: Session not found"
 // before it took to 404, go-sdk says 403 of another user's session, Neotoma said 503 in
-// JSON-RPC of one that it lost in a restart. Where initialize must not have the last word,
-// what a login or a full server may say as well proves nothing.
+// JSON-RPC of one that it lost in a restart. Where initialize does not have the last word,
+// what a login, a full or a starting server may say as well proves nothing.
 func (p *Prober) sessionDenied(a answer) bool {
 	switch {
 	case a.q.session == "" || a.page || !sessionWords.MatchString(a.words()):
 		return false
 	case a.status == http.StatusServiceUnavailable:
-		return a.kind == rpcAnswer && a.header.Get("X-Mcp-Health") == "" && !p.target.Shallow
-	case a.kind == foreign && (a.status != http.StatusForbidden || p.target.Shallow):
+		return a.kind == rpcAnswer && a.header.Get("X-Mcp-Health") == "" && p.initializes() &&
+			!soloWords.MatchString(a.words()) && !fullWords.MatchString(a.words())
+	case a.kind == foreign && (a.status != http.StatusForbidden || !p.initializes()):
 		return false
 	}
 	return (a.status == http.StatusUnauthorized || a.status == http.StatusForbidden) && a.header.Get("WWW-Authenticate") == ""
+}
+
+// initializes: whoever refuses a session is asked for one.
+func (p *Prober) initializes() bool {
+	return !p.target.Shallow && p.target.Era != Modern && p.habit != solo && (p.habit != stateful || p.holds())
 }
 
 func (p *Prober) judgeAuth() finding {

@@ -19,6 +19,7 @@ func TestRefusals(t *testing.T) {
 	token := func(t *Target) { t.Header = http.Header{"Authorization": {"Bearer good"}} }
 	host := func(t *Target) { t.Host = "mcp.example.com" }
 	shallow := func(t *Target) { t.Shallow = true }
+	eraModern := func(t *Target) { t.Era = Modern }
 	tests := []struct {
 		name   string
 		status int
@@ -36,12 +37,16 @@ func TestRefusals(t *testing.T) {
 		{"the same in JSON-RPC", 403, rpcError, "", true, nil, "ready ok"},
 		{"the same in JSON of its own", 403, `{"error":"Invalid session ID"}`, "", true, nil, "ready ok"},
 		{"or a login's, for all that a probe hears that asks no further", 403, `{"error":"Invalid session ID"}`, "", true, shallow, "dead not_mcp"},
+		{"or where initialize is not asked", 403, `{"error":"Invalid session ID"}`, "", true, eraModern, "dead not_mcp"},
 		{"a login that has expired", 403, `{"error":"Session expired"}`, "", false, nil, "dead not_mcp"},
 		{"rmcp, without a session", 422, "Unexpected message, expect initialize request", "", true, nil, "ready ok"},
 		{"the same, asked no further", 422, "Unexpected message, expect initialize request", "", true, shallow, "alive session_required"},
 		{"Neotoma, after a restart", 503, rpcError, "", true, nil, "ready ok"},
 		{"the same, to everything", 503, rpcError, "", false, nil, "degraded session_limit"},
 		{"or full, for all that a probe hears that asks no further", 503, rpcError, "", true, shallow, "degraded session_limit"},
+		{"or it starts", 503, `{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"Server not initialized"}}`, "", true, nil, "degraded session_limit"},
+		{"or full, in words about sessions", 503, `{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"No more sessions"}}`, "", true, nil, "degraded session_limit"},
+		{"or full, where initialize is not asked", 503, rpcError, "", true, eraModern, "degraded session_limit"},
 		{"the same from another edge", 503, rpcError, "X-Mcp-Health: refused", true, nil, "dead gateway_error"},
 		{"the application chokes", 500, "<html>Internal Server Error", "", true, nil, "ready ok"},
 		{"no session, and none can be had", 404, "Not Found: Session not found", "", false, nil, "dead route_absent"},
@@ -70,6 +75,9 @@ func TestRefusals(t *testing.T) {
 		{"AWS API Gateway, the function failed", 500, `{"message":"Internal server error"}`, "", false, nil, "dead server_error"},
 		{"Envoy", 503, "upstream connect error or disconnect/reset before headers. reset reason: connection failure", "", false, nil, "dead gateway_error"},
 		{"Kong, no such route", 404, `{"message":"no Route matched with those values"}`, "", false, nil, "unknown endpoint_not_found"},
+		{"a name with session in it", 404, "service mcp-session-router not found", "", false, nil, "unknown endpoint_not_found"},
+		{"a Host with session in it", 404, "host sessions.example.com not found", "", false, nil, "unknown endpoint_not_found"},
+		{"a source line with session in it", 400, "sessionHandler.go:12 closed", "", false, nil, "dead not_mcp"},
 		{"Next.js", 404, "Server action not found.", "", false, nil, "unknown endpoint_not_found"},
 	}
 	for _, tt := range tests {
