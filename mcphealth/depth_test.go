@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -378,6 +379,109 @@ func TestSlowLadder(t *testing.T) {
 		if got := d.methods(); got != "server/discover" || !strings.Contains(fmt.Sprint(r.Warnings), "slow") {
 			t.Errorf("asked %s, warned %q; want server/discover alone, and a word on its time", got, r.Warnings)
 		}
+	}
+}
+
+// But what else initialize would say, or has said, is not passed over for that.
+func TestSlowIsNoExcuse(t *testing.T) {
+	slow := func(w http.ResponseWriter, a inquiry) {
+		time.Sleep(600 * time.Millisecond)
+		answerWith(w, 404, a, `"error":{"code":-32001,"message":"Session not found"}`)
+	}
+	tests := []struct {
+		name string
+		set  func(*Target)
+		say  func(w http.ResponseWriter, a inquiry, probe int)
+		want string // of three probes
+	}{
+		{"a slow login", nil, func(w http.ResponseWriter, a inquiry, _ int) {
+			if a.method != "initialize" {
+				time.Sleep(600 * time.Millisecond)
+			}
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(403)
+			_, _ = io.WriteString(w, `{"error":"Session expired"}`)
+		}, "not_mcp not_mcp not_mcp"},
+		{"initialize has failed", nil, func(w http.ResponseWriter, a inquiry, probe int) {
+			switch {
+			case a.method == "initialize":
+				answer200(w, a, `"error":{"code":-32603,"message":"db"}`)
+			case probe == 2:
+				slow(w, a)
+			default:
+				answerWith(w, 404, a, `"error":{"code":-32001,"message":"Session not found"}`)
+			}
+		}, "handshake_failed handshake_failed handshake_failed"},
+		{"the renewal of this probe has failed", nil, func(w http.ResponseWriter, a inquiry, probe int) {
+			switch {
+			case probe == 1:
+				saySessions(nothing)(w, a)
+				return
+			case a.method == "initialize":
+				time.Sleep(300 * time.Millisecond)
+				answer200(w, a, `"error":{"code":-32603,"message":"db"}`)
+				return
+			case a.method == "server/discover":
+				time.Sleep(400 * time.Millisecond)
+			}
+			answerWith(w, 404, a, `"error":{"code":-32001,"message":"Session not found"}`)
+		}, "ok handshake_failed handshake_failed"},
+		{"nothing else is to be asked", func(t *Target) { t.Shallow = true }, func(w http.ResponseWriter, a inquiry, _ int) { slow(w, a) },
+			"session_required session_required session_required"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			var probe atomic.Int32
+			d := serveDepth(t, func(w http.ResponseWriter, a inquiry) { tt.say(w, a, int(probe.Load())) })
+			target := Target{URL: d.URL, Timeout: time.Second}
+			if tt.set != nil {
+				tt.set(&target)
+			}
+			p, err := NewProber(target, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Close(context.Background())
+			var got []string
+			for i := int32(1); i <= 3; i++ {
+				probe.Store(i)
+				r := p.Probe(context.Background())
+				got = append(got, string(r.Reason))
+				if strings.Contains(fmt.Sprint(r.Warnings), "slow") {
+					t.Errorf("warned %q", r.Warnings)
+				}
+			}
+			if s := strings.Join(got, " "); s != tt.want {
+				t.Errorf("reasons %q, want %q", s, tt.want)
+			}
+		})
+	}
+}
+
+// A server without sessions that takes an id again is asked with the made-up one again.
+func TestNoIDForgotten(t *testing.T) {
+	var later atomic.Bool
+	d := serveDepth(t, func(w http.ResponseWriter, a inquiry) {
+		switch {
+		case a.method == "initialize":
+			answer200(w, a, okInit)
+		case a.method == "ping" && (a.session == "") != later.Load():
+			answer200(w, a, okEmpty)
+		default:
+			answerWith(w, 400, a, `"error":{"code":-32000,"message":"Bad Request"}`)
+		}
+	})
+	p, err := NewProber(Target{URL: d.URL, Timeout: time.Second}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i < 4; i++ {
+		later.Store(i >= 2)
+		p.Probe(context.Background())
+	}
+	if got, want := d.methods(), "server/discover ping initialize ping ping server/discover ping ping"; got != want {
+		t.Errorf("asked %s, want %s", got, want)
 	}
 }
 

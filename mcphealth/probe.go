@@ -255,6 +255,7 @@ func (p *Prober) climb(ctx context.Context) finding {
 		}
 		if f.verdict == Ready {
 			p.habit = stateless
+			p.session.open = p.session.open && p.session.id != "" // the made-up id will do
 			return p.settled(f)
 		}
 		if f.a.kind != foreign && soloWords.MatchString(f.a.words()) {
@@ -270,10 +271,17 @@ func (p *Prober) climb(ctx context.Context) finding {
 }
 
 // hurried: the server lives, and needs for an answer more time than is left. Asking on
-// would find it dead for being slow, and leave a session of which nobody hears.
+// would find it dead for being slow, and leave a session of which nobody hears. But what
+// initialize has said stands, and where a login may have spoken, it must be asked.
 func (p *Prober) hurried(ctx context.Context, before []finding) bool {
 	longest, talked := time.Duration(0), false
+	if p.offered || p.session.fails > 0 && p.session.talked {
+		return false
+	}
 	for i := 0; i < len(before); i++ {
+		if speaksFirst(before[i].a.status) {
+			return false
+		}
 		longest = atLeast(longest, before[i].a.took)
 		talked = talked || before[i].mcp || before[i].reason == MethodNotFound
 	}
@@ -306,13 +314,13 @@ func (p *Prober) handshake(ctx context.Context, before []finding) finding {
 	if spoke.mcp {
 		p.router = spoke.a.q.method
 	}
-	if p.hurried(ctx, before) {
-		return spoke
-	}
 	if p.target.Shallow {
 		if spoke.mcp && spoke.verdict == Alive {
 			p.habit = stateful // a router's refusal: only legacy servers have one
 		}
+		return spoke
+	}
+	if p.hurried(ctx, before) {
 		return spoke
 	}
 	talked := spoke.mcp || spoke.reason == MethodNotFound
