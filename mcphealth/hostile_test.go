@@ -201,6 +201,14 @@ var hostiles = []struct {
 	{"429 in broken gzip", "degraded rate_limited", func(s *mcpfake.Socket) {
 		s.Say("HTTP/1.1 429 Too Many Requests\r\nRetry-After: 1\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nslow")
 	}},
+	{"429, and a body that never comes", "degraded rate_limited", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 429 Too Many Requests\r\nContent-Length: 100\r\n\r\n")
+		s.Hang()
+	}},
+	{"a page of a 400 that never comes", "dead not_mcp", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 400 Bad Request\r\nContent-Type: text/html\r\n\r\n")
+		s.Hang()
+	}},
 	{"502 cut off", "dead gateway_error", func(s *mcpfake.Socket) { s.Say("HTTP/1.1 502 Bad Gateway\r\nContent-Length: 100\r\n\r\nBad") }},
 	{"502, and a body that never comes", "dead gateway_error", func(s *mcpfake.Socket) {
 		s.Say("HTTP/1.1 502 Bad Gateway\r\nContent-Length: 100\r\n\r\n")

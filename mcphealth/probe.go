@@ -53,6 +53,7 @@ type Prober struct {
 	header  http.Header
 	secrets []string // what must not show, longest first
 	bare    bool     // this question goes without header
+	limited int      // answers in a row that were a 429, though no session is kept
 	habit   habit
 	modern  string // the modern version spoken
 	proven  bool   // answered as MCP at least once
@@ -211,16 +212,23 @@ func (p *Prober) rung(ctx context.Context) finding {
 	return p.climb(ctx)
 }
 
+// lookAfter is how many 429 in a row have the ladder climbed: a server that masks an
+// unknown session so may have taken the place of one without sessions.
+const lookAfter = 4
+
 // counts: in steady state this finding needs no second look. An unproven answer,
 // and one that another kind of server gives, has the ladder climbed again in the
 // same tick; silence does not.
 func (p *Prober) counts(f finding) bool {
 	if f.final || f.mcp && f.verdict != Alive {
+		p.limited = 0
 		return true
 	}
 	if f.reason == RateLimited && p.habit != stateful { // it keeps no session that the 429 could be about
-		return true
+		p.limited++
+		return p.limited%lookAfter != 0
 	}
+	p.limited = 0
 	return f.mcp && (p.habit == stateful || p.habit == solo || f.reason == MethodNotFound)
 }
 
@@ -231,7 +239,7 @@ func (p *Prober) climb(ctx context.Context) finding {
 	router := false // a refusal that names the session: ping would get the same
 	if p.target.Era != Legacy {
 		f := p.discover(ctx)
-		if f.final || f.verdict == Ready && p.habit == modern {
+		if f.final || f.verdict == Ready && p.habit == modern || (f.reason == RateLimited || f.reason == NotMCP) && ctx.Err() == context.DeadlineExceeded {
 			return p.settled(f)
 		}
 		if p.target.Era == Modern {
@@ -249,7 +257,7 @@ func (p *Prober) climb(ctx context.Context) finding {
 	}
 	if !router {
 		f := p.ghost(ctx, "ping")
-		if f.verdict == Ready && !p.proven && (!isObject(f.a.msg.Result) || answersAnything(all)) {
+		if f.verdict == Ready && (answersAnything(all) || !p.proven && !isObject(f.a.msg.Result)) {
 			f = finding{verdict: Dead, reason: NotMCP, a: f.a,
 				detail: "ping: a JSON-RPC result that proves nothing: other JSON-RPC services know a ping, too"}
 		}

@@ -47,6 +47,25 @@ var moods = map[string]func(m *moody, w http.ResponseWriter, q moodyQuestion){
 			m.inits++ // asked in vain
 		}
 	},
+	"masked": func(m *moody, w http.ResponseWriter, q moodyQuestion) {
+		if q.verb != http.MethodDelete && q.method != "initialize" && !m.sessions[q.session] {
+			w.WriteHeader(429)
+			return
+		}
+		m.well(w, q)
+	},
+	"solo": func(_ *moody, w http.ResponseWriter, q moodyQuestion) {
+		say(w, 400, q, `"error":{"code":-32000,"message":"Bad Request: Server not initialized"}`)
+	},
+	"login": func(_ *moody, w http.ResponseWriter, _ moodyQuestion) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(403)
+		_, _ = io.WriteString(w, `{"error":"Session expired"}`)
+	},
+	"full": func(_ *moody, w http.ResponseWriter, q moodyQuestion) {
+		say(w, 503, q, `"error":{"code":-32000,"message":"No session: too many are open"}`)
+	},
+	"stub": func(_ *moody, w http.ResponseWriter, q moodyQuestion) { say(w, 200, q, okEmpty) },
 	"locked": func(m *moody, w http.ResponseWriter, q moodyQuestion) {
 		if w.WriteHeader(401); q.method != "ping" {
 			m.inits++ // asked in vain
@@ -199,6 +218,16 @@ func TestSteady(t *testing.T) {
 			[]string{"ready ok", "ready ok", "ready ok"}, 1},
 		{"429 of a server without sessions is about no session", "modern-2 429 modern-2",
 			[]string{"ready ok", "degraded rate_limited", "ready ok"}, 0},
+		{"429 of a server that took its place is", "modern-2 masked masked masked masked masked",
+			[]string{"ready ok", "degraded rate_limited", "degraded rate_limited", "degraded rate_limited", "ready ok", "ready ok"}, 1},
+		{"a login in the place of the one server of all", "solo login solo",
+			[]string{"alive session_required", "dead not_mcp", "alive session_required"}, 0},
+		{"a login in the place of a server that keeps no session", "well forgets forgets forgets login forgets",
+			[]string{"ready ok", "ready ok", "ready ok", "alive session_required", "dead not_mcp", "alive session_required"}, 3},
+		{"a full server costs no session", "well full full well",
+			[]string{"ready ok", "degraded session_limit", "degraded session_limit", "ready ok"}, 1},
+		{"a stub in the place of a server", "modern-2 stub stub",
+			[]string{"ready ok", "dead not_mcp", "dead not_mcp"}, 0},
 		{"a lock is no other server", "well locked well",
 			[]string{"ready ok", "alive auth_required", "ready ok"}, 1},
 		{"a method that is not found is no lost session", "no-ping no-ping no-ping",
