@@ -104,16 +104,14 @@ func (p *Prober) judgeStatus(a answer) finding {
 // not about credentials or load. rmcp (Rust) said 401 "Unauthorized: Session not found"
 // before it took to 404, go-sdk says 403 of another user's session, Neotoma said 503 in
 // JSON-RPC of one that it lost in a restart. Where initialize does not have the last word,
-// what a login, a full or a starting server may say as well proves nothing.
+// what a full or a starting server may say as well proves nothing.
 func (p *Prober) sessionDenied(a answer) bool {
 	switch {
-	case a.q.session == "" || a.page || !sessionWords.MatchString(a.words()):
+	case a.q.session == "" || a.kind == foreign || !sessionWords.MatchString(a.words()):
 		return false
 	case a.status == http.StatusServiceUnavailable:
 		return a.kind == rpcAnswer && a.header.Get("X-Mcp-Health") == "" && p.initializes() &&
 			!soloWords.MatchString(a.words()) && !fullWords.MatchString(a.words())
-	case a.kind == foreign && (a.status != http.StatusForbidden || !p.initializes()):
-		return false
 	}
 	return (a.status == http.StatusUnauthorized || a.status == http.StatusForbidden) && a.header.Get("WWW-Authenticate") == ""
 }
