@@ -85,23 +85,32 @@ func TestHeldCallsStayAtTheirEntryPoint(t *testing.T) {
 
 // A call that is held by a fallback which stands for itself does not go on to a router below
 // another one (parentRefs), past that one's middlewares: here one lets nobody in. Below the
-// same one it does.
+// same one it does, and below one of its own: without one that it names it is none.
 func TestHeldCallsStayBelowTheirRouters(t *testing.T) {
 	r := startReplicas(t)
-	const below = "      parentRefs: [top]\n"
+	const (
+		below = "      parentRefs: [top]\n"
+		own   = "    top-fallback:\n      rule: PathPrefix(`/`)\n      priority: 1\n      middlewares: [auth]\n"
+	)
 	for _, tt := range []struct {
-		name, fallback, auth string
-		want                 int
-	}{{"beside", "", "10.9.9.9", 503}, {"below", below, "127.0.0.1", 200}} {
+		name, fallback, more, auth string
+		stays                      bool // what is above, without what is below
+		want                       int
+	}{
+		{"beside", "", "", "10.9.9.9", false, 503},
+		{"below", below, "", "127.0.0.1", true, 200},
+		{"below one that goes", below, "", "127.0.0.1", false, 404},
+		{"below its own", "      parentRefs: [top-fallback]\n", own, "127.0.0.1", false, 200},
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := config{plugin: "hold: 5s", servers: r.servers()}
 			y := func(noRoute bool) string {
 				c.noRoute = noRoute
 				top := "  routers:\n    top:\n      rule: PathPrefix(`/`)\n      middlewares: [auth]\n"
-				if noRoute && tt.fallback == "" { // it comes and goes with what is below
+				if noRoute && !tt.stays {
 					top = "  routers:\n"
 				}
-				y := strings.Replace(entered(c, below, tt.fallback), "  routers:\n", top, 1)
+				y := strings.Replace(entered(c, below, tt.fallback), "  routers:\n", top+tt.more, 1)
 				return strings.Replace(y, "  middlewares:\n", "  middlewares:\n    auth:\n      ipAllowList: {sourceRange: ["+tt.auth+"]}\n", 1)
 			}
 			tr := Start(t, Options{Dynamic: y(true)})
@@ -117,8 +126,8 @@ func TestHeldCallsStayBelowTheirRouters(t *testing.T) {
 			}
 		})
 	}
-	if all := e2e.Executions(t, r.log); all["beside"] > 0 || all["below"] != 1 {
-		t.Errorf("executed %v, want the second call alone", all)
+	if all := e2e.Executions(t, r.log); len(all) != 2 || all["below"] != 1 || all["below its own"] != 1 {
+		t.Errorf("executed %v, want the calls that got 200", all)
 	}
 }
 
