@@ -269,6 +269,10 @@ func trapLater(body *ast.BlockStmt) string {
 					local[name.Name] = true
 				}
 			}
+		case *ast.ValueSpec:
+			for _, name := range n.Names {
+				local[name.Name] = true
+			}
 		case *ast.CallExpr:
 			if f, ok := n.Fun.(*ast.SelectorExpr); ok && f.Sel.Name == "AfterFunc" {
 				ast.Inspect(n.Args[len(n.Args)-1], func(n ast.Node) bool {
@@ -387,6 +391,7 @@ func TestTrapSeesTraps(t *testing.T) {
 		{"defer func() {}()", false},
 		{"for i := 0; i < 3; i++ { x := all[i]; time.AfterFunc(0, func() { x.f() }) }", true},
 		{"for _, x := range all { y := x; if y != nil { context.AfterFunc(ctx, func() { f(y) }) } }", true},
+		{"for i := 0; i < 3; i++ { var x = all[i]; time.AfterFunc(0, func() { x.f() }) }", true},
 		{"for i := 0; i < 3; i++ { x := all[i]; soon(x) }", false},
 		{"for i := 0; i < 3; i++ { time.AfterFunc(0, func() { x.f() }) }", false},
 	}

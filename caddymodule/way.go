@@ -148,7 +148,7 @@ func (w *way) knowsName(di reverseproxy.DialInfo) error {
 	if !ok || t.TLS == nil || t.TLS.ServerName == "" {
 		return nil
 	}
-	if _, err := upstreamReplacer(di).ReplaceOrErr(t.TLS.ServerName, true, true); err != nil {
+	if _, err := upstreamReplacer(di).ReplaceOrErr(t.TLS.ServerName, false, true); err != nil {
 		return fmt.Errorf("tls_server_name %s depends on the request: %w", t.TLS.ServerName, err)
 	}
 	return nil

@@ -109,6 +109,17 @@ func TestWays(t *testing.T) {
 		waitState(t, s.addr, mcphealth.Up)
 	})
 
+	t.Run("TLS, a name that is empty here", func(t *testing.T) {
+		s, _ := tlsServer(t, "s")
+		newEdge(t, "", "reverse_proxy https://"+s.addr+" {\n"+check+`
+			transport http {
+				tls_insecure_skip_verify
+				tls_server_name {env.MCPHEALTH_NO_NAME}
+			}
+		}`)
+		waitState(t, s.addr, mcphealth.Up)
+	})
+
 	t.Run("TLS, not trusted", func(t *testing.T) {
 		s, _ := tlsServer(t, "s")
 		e := newEdge(t, "", "reverse_proxy https://"+s.addr+" {\n"+check+"}")

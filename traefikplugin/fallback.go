@@ -203,8 +203,8 @@ func (k *keeper) direct(all []*server) *member {
 }
 
 // mistrust is how long an upstream whose certificate directTransport did not trust is left
-// to its router: one may be renewed.
-const mistrust = time.Minute
+// to its router: one may be renewed. A request has maxPasses tries, and may be held for long.
+const mistrust = 10 * time.Minute
 
 func (s *server) trusted() bool {
 	s.mu.Lock()
