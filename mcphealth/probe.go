@@ -252,10 +252,10 @@ func (p *Prober) climb(ctx context.Context) finding {
 		router = f.reason == SessionRequired && len(f.versions()) == 0 || f.reason == RateLimited
 		all = append(all, f)
 	}
-	if !router && p.hurried(ctx, all) {
-		return p.settled(p.sum(all))
-	}
 	if !router {
+		if p.hurried(ctx, all) {
+			return p.settled(p.sum(all))
+		}
 		f := p.ghost(ctx, "ping")
 		if f.verdict == Ready && (answersAnything(all) || !p.proven && !isObject(f.a.msg.Result)) {
 			f = finding{verdict: Dead, reason: NotMCP, a: f.a,

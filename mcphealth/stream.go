@@ -91,7 +91,11 @@ func (p *Prober) getStream(ctx context.Context, a *answer, u *url.URL) *http.Res
 		}
 		if resp.StatusCode == http.StatusForbidden || resp.StatusCode == http.StatusServiceUnavailable {
 			p.read(a, resp, newID()) // about the Host, or that it shuts down
-			a.err = nil              // the status says enough
+			if ctx.Err() == context.Canceled {
+				a.err, a.reason = context.Canceled, Canceled
+			} else {
+				a.err = nil // the status says enough
+			}
 		}
 		_ = resp.Body.Close()
 		return nil
@@ -99,8 +103,8 @@ func (p *Prober) getStream(ctx context.Context, a *answer, u *url.URL) *http.Res
 	return resp
 }
 
-// endpoint reads the event that names where to post, as seen from the stream's own URL. It should be the first; the SDKs
-// of Python and TypeScript wait for it.
+// endpoint reads the event that names where to post, as seen from the stream's own URL. It
+// should be the first; the SDKs of Python and TypeScript wait for it.
 func (p *Prober) endpoint(stream *http.Response, at *url.URL, limit int) (*sseReader, *url.URL, error) {
 	body, err := decoded(stream)
 	if err != nil {
