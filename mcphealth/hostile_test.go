@@ -34,13 +34,15 @@ const (
 // otherAnswer is a result for somebody else.
 const otherAnswer = `{"jsonrpc":"2.0","id":1,"result":{"supportedVersions":["2026-07-28"],"capabilities":{}}}`
 
-// hostiles are servers that misbehave on the wire in one way each, on every
-// question. $ID in a text is the id of the question, quoted.
-var hostiles = []struct {
+type hostile struct {
 	name string
 	want string // verdict and reason
 	do   func(*mcpfake.Socket)
-}{
+}
+
+// hostiles are servers that misbehave on the wire in one way each, on every
+// question. $ID in a text is the id of the question, quoted.
+var hostiles = []hostile{
 	// Too much.
 	{"endless headers", "dead not_mcp", func(s *mcpfake.Socket) { s.Say(okJSON); s.Forever("X-Bomb: " + strings.Repeat("a", 4000) + "\r\n") }},
 	{"one endless header", "dead not_mcp", func(s *mcpfake.Socket) { s.Say(okJSON + "X-Bomb: "); s.Forever(strings.Repeat("a", 4096)) }},
@@ -85,25 +87,9 @@ var hostiles = []struct {
 		s.Forever(": keep-alive\n\n")
 	}},
 
-	// Too slow.
-	{"silence", "dead timeout", func(s *mcpfake.Socket) { s.Hang() }},
-	{"a status line, then silence", "dead timeout", func(s *mcpfake.Socket) { s.Say("HTTP/1.1 200 OK\r\n"); s.Hang() }},
-	{"headers a byte at a time", "dead timeout", func(s *mcpfake.Socket) { s.Drip(okJSON + "\r\n" + discovered) }},
-	{"headers, then silence", "dead stalled", func(s *mcpfake.Socket) { s.Say(okJSON + "Content-Length: 100\r\n\r\n"); s.Hang() }},
-	{"JSON a byte at a time", "dead stalled", func(s *mcpfake.Socket) { s.Say(okJSON + "\r\n"); s.Drip(discovered) }},
-	{"an event a byte at a time", "dead stalled", func(s *mcpfake.Socket) { s.Say(okSSE + "\r\n"); s.Drip("data: " + discovered + "\n\n") }},
-	{"comments now and then", "dead stalled", func(s *mcpfake.Socket) { s.Say(okSSE + "\r\n"); s.Drip(strings.Repeat(":\n", 1000)) }},
-	{"half an answer, then silence", "dead stalled", func(s *mcpfake.Socket) { s.Say(okJSON + "\r\n" + `{"jsonrpc":"2.0","id":$ID,`); s.Hang() }},
-
 	// Not for us.
 	{"another's answer", "dead not_mcp", func(s *mcpfake.Socket) { s.Say(okJSON + "\r\n" + otherAnswer) }},
 	{"others' answers for ever", "dead not_mcp", func(s *mcpfake.Socket) { s.Say(okSSE + "\r\n"); s.Forever("data: " + otherAnswer + "\n\n") }},
-	{"others' answers now and then", "dead stalled", func(s *mcpfake.Socket) {
-		s.Say(okSSE + "\r\n")
-		for s.Say("data: " + otherAnswer + "\n\n") {
-			time.Sleep(50 * time.Millisecond)
-		}
-	}},
 	{"302 to another origin", "unknown redirected", func(s *mcpfake.Socket) {
 		s.Say("HTTP/1.1 302 Found\r\nLocation: http://trap.example/mcp\r\nContent-Length: 0\r\n\r\n")
 	}},
@@ -191,29 +177,13 @@ var hostiles = []struct {
 		s.Say("HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + discovered)
 	}},
 	// 401, 403, 421, 429 and what gateways say count without their body.
-	{"401, and a body that never comes", "alive auth_required", func(s *mcpfake.Socket) {
-		s.Say("HTTP/1.1 401 Unauthorized\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n")
-		s.Hang()
-	}},
 	{"401 in gzip, and nothing in it", "alive auth_required", func(s *mcpfake.Socket) {
 		s.Say("HTTP/1.1 401 Unauthorized\r\nContent-Encoding: gzip\r\nContent-Length: 0\r\n\r\n")
 	}},
 	{"429 in broken gzip", "degraded rate_limited", func(s *mcpfake.Socket) {
 		s.Say("HTTP/1.1 429 Too Many Requests\r\nRetry-After: 1\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nslow")
 	}},
-	{"429, and a body that never comes", "degraded rate_limited", func(s *mcpfake.Socket) {
-		s.Say("HTTP/1.1 429 Too Many Requests\r\nContent-Length: 100\r\n\r\n")
-		s.Hang()
-	}},
-	{"a page of a 400 that never comes", "dead not_mcp", func(s *mcpfake.Socket) {
-		s.Say("HTTP/1.1 400 Bad Request\r\nContent-Type: text/html\r\n\r\n")
-		s.Hang()
-	}},
 	{"502 cut off", "dead gateway_error", func(s *mcpfake.Socket) { s.Say("HTTP/1.1 502 Bad Gateway\r\nContent-Length: 100\r\n\r\nBad") }},
-	{"502, and a body that never comes", "dead gateway_error", func(s *mcpfake.Socket) {
-		s.Say("HTTP/1.1 502 Bad Gateway\r\nContent-Length: 100\r\n\r\n")
-		s.Hang()
-	}},
 	{"404 in gzip, and nothing in it", "unknown endpoint_not_found", func(s *mcpfake.Socket) {
 		s.Say("HTTP/1.1 404 Not Found\r\nContent-Encoding: gzip\r\nContent-Length: 0\r\n\r\n")
 	}},
@@ -273,6 +243,40 @@ var hostiles = []struct {
 	}},
 }
 
+// stallers are those that take all the time there is.
+var stallers = []hostile{
+	{"silence", "dead timeout", func(s *mcpfake.Socket) { s.Hang() }},
+	{"a status line, then silence", "dead timeout", func(s *mcpfake.Socket) { s.Say("HTTP/1.1 200 OK\r\n"); s.Hang() }},
+	{"headers a byte at a time", "dead timeout", func(s *mcpfake.Socket) { s.Drip(okJSON + "\r\n" + discovered) }},
+	{"headers, then silence", "dead stalled", func(s *mcpfake.Socket) { s.Say(okJSON + "Content-Length: 100\r\n\r\n"); s.Hang() }},
+	{"JSON a byte at a time", "dead stalled", func(s *mcpfake.Socket) { s.Say(okJSON + "\r\n"); s.Drip(discovered) }},
+	{"an event a byte at a time", "dead stalled", func(s *mcpfake.Socket) { s.Say(okSSE + "\r\n"); s.Drip("data: " + discovered + "\n\n") }},
+	{"comments now and then", "dead stalled", func(s *mcpfake.Socket) { s.Say(okSSE + "\r\n"); s.Drip(strings.Repeat(":\n", 1000)) }},
+	{"half an answer, then silence", "dead stalled", func(s *mcpfake.Socket) { s.Say(okJSON + "\r\n" + `{"jsonrpc":"2.0","id":$ID,`); s.Hang() }},
+	{"others' answers now and then", "dead stalled", func(s *mcpfake.Socket) {
+		s.Say(okSSE + "\r\n")
+		for s.Say("data: " + otherAnswer + "\n\n") {
+			time.Sleep(50 * time.Millisecond)
+		}
+	}},
+	{"401, and a body that never comes", "alive auth_required", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 401 Unauthorized\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n")
+		s.Hang()
+	}},
+	{"429, and a body that never comes", "degraded rate_limited", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 429 Too Many Requests\r\nContent-Length: 100\r\n\r\n")
+		s.Hang()
+	}},
+	{"a page of a 400 that never comes", "dead not_mcp", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 400 Bad Request\r\nContent-Type: text/html\r\n\r\n")
+		s.Hang()
+	}},
+	{"502, and a body that never comes", "dead gateway_error", func(s *mcpfake.Socket) {
+		s.Say("HTTP/1.1 502 Bad Gateway\r\nContent-Length: 100\r\n\r\n")
+		s.Hang()
+	}},
+}
+
 // discovered is what a healthy modern server answers.
 const discovered = `{"jsonrpc":"2.0","id":$ID,"result":{"supportedVersions":["2026-07-28"],"capabilities":{}}}`
 
@@ -291,31 +295,12 @@ var bomb = func() []byte {
 
 func TestHostile(t *testing.T) {
 	for i := range 2 * len(hostiles) {
-		h, way := hostiles[i/2], "plain"
-		if i%2 == 1 {
-			way = "transport"
-		}
+		h, way := hostiles[i/2], ways[i%2]
 		t.Run(h.name+"/"+way, func(t *testing.T) {
 			before := runtime.NumGoroutine()
-			s := listenHostile(t, h.do)
-			dialled := &dialLog{}
-			p, err := NewProber(Target{URL: "http://" + s.Addr().String() + "/mcp", Timeout: hostileTimeout},
-				lines[way](&http.Transport{DialContext: dialled.dial}))
-			if err != nil {
-				t.Fatal(err)
-			}
 			peak := watchLive(t)
-			r := p.Probe(context.Background())
+			h.meet(t, way)(t)
 			live := peak()
-			p.Close(context.Background())
-			s.Stop()
-
-			if got := string(r.Verdict) + " " + string(r.Reason); got != h.want {
-				t.Errorf("Probe = %q, want %q\n%s", got, h.want, trail(r))
-			}
-			if took := time.Since(r.At); took > hostileTimeout+hostilePatience {
-				t.Errorf("Probe took %v, want at most the timeout of %v", took, hostileTimeout)
-			}
 			for n := 0; n < 2 && live > maxLive; n++ {
 				// What is allocated while the collector marks counts as live: on a
 				// busy machine that is some of the garbage as well. Measure again.
@@ -324,13 +309,62 @@ func TestHostile(t *testing.T) {
 			if live > maxLive {
 				t.Errorf("Probe held %d KiB of heap at once, want at most %d", live>>10, maxLive>>10)
 			}
-			if others := dialled.except(s.Addr().String()); len(others) > 0 {
-				t.Errorf("Probe dialled %v, want its own upstream only", others)
-			}
 			if after := settledGoroutines(before); after > before {
 				t.Errorf("%d goroutines after Close, %d before:\n%s", after, before, stacks())
 			}
 		})
+	}
+}
+
+// All at the same time, for they wait.
+func TestStalling(t *testing.T) {
+	before := runtime.NumGoroutine()
+	var judge []func(*testing.T)
+	for i := range 2 * len(stallers) {
+		judge = append(judge, stallers[i/2].meet(t, ways[i%2]))
+	}
+	for i := range judge {
+		t.Run(stallers[i/2].name+"/"+ways[i%2], judge[i])
+	}
+	if after := settledGoroutines(before); after > before {
+		t.Errorf("%d goroutines after Close, %d before:\n%s", after, before, stacks())
+	}
+}
+
+// ways are the lines by which a probe goes (see lines).
+var ways = []string{"plain", "transport"}
+
+// meet begins a probe of h; what it returns waits for its end and judges it.
+func (h hostile) meet(t *testing.T, way string) func(t *testing.T) {
+	t.Helper()
+	s := listenHostile(t, h.do)
+	dialled := &dialLog{}
+	p, err := NewProber(Target{URL: "http://" + s.Addr().String() + "/mcp", Timeout: hostileTimeout},
+		lines[way](&http.Transport{DialContext: dialled.dial}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r Result
+	var took time.Duration
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r = p.Probe(context.Background())
+		took = time.Since(r.At)
+	}()
+	return func(t *testing.T) {
+		<-done
+		p.Close(context.Background())
+		s.Stop()
+		if got := string(r.Verdict) + " " + string(r.Reason); got != h.want {
+			t.Errorf("Probe = %q, want %q\n%s", got, h.want, trail(r))
+		}
+		if took > hostileTimeout+hostilePatience {
+			t.Errorf("Probe took %v, want at most the timeout of %v", took, hostileTimeout)
+		}
+		if others := dialled.except(s.Addr().String()); len(others) > 0 {
+			t.Errorf("Probe dialled %v, want its own upstream only", others)
+		}
 	}
 }
 

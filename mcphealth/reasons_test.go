@@ -15,6 +15,7 @@ import (
 	"net/http/httptrace"
 	"os"
 	"regexp"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -372,7 +373,7 @@ func produced(t *testing.T) map[string]bool {
 			all[e.want[:strings.LastIndex(e.want, " ")]] = true
 		}
 	}
-	for _, h := range hostiles {
+	for _, h := range slices.Concat(hostiles, stallers) {
 		all[h.want] = true
 	}
 	for _, f := range fakes {
