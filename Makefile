@@ -121,8 +121,9 @@ fuzz: ## the readers of hostile input and of configuration, FUZZTIME each
 	$(if $(CI),go test $(RACE) -c -o bin/caddymodule.test ./caddymodule && cd caddymodule && \
 		../bin/caddymodule.test -test.run '^$$' -test.fuzz '^FuzzCaddyfile$$' -test.fuzztime 20s -test.fuzzcachedir $(CURDIR)/bin/fuzz)
 
-flake: ## the scheduler tests 500 times, the core three times with the race detector
-	go test ./mcphealth -run 'Threshold|Interval|Watch|Traffic|Close|Hung|Alarm|Pause|ComesBack|RetryAfter|Listeners|Initial|ErrorRate|LearnedHost' -skip 'WatchedConnection|Relapses' -count=500
+FLAKES := $(if $(CI),200,500)
+flake: ## the scheduler tests 500 times (200 in CI), the core three times with the race detector
+	go test ./mcphealth -run 'Threshold|Interval|Watch|Traffic|Close|Hung|Alarm|Pause|ComesBack|RetryAfter|Listeners|Initial|ErrorRate|LearnedHost' -skip 'WatchedConnection|Relapses' -count=$(FLAKES)
 	$(GOTEST) $(RACE) -count=3 ./mcphealth
 
 # Every module with code of ours in it.
