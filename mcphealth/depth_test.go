@@ -398,9 +398,7 @@ func TestSlowIsNoExcuse(t *testing.T) {
 			if a.method != "initialize" {
 				time.Sleep(600 * time.Millisecond)
 			}
-			w.Header().Set("Content-Type", "application/json")
-			w.WriteHeader(403)
-			_, _ = io.WriteString(w, `{"error":"Session expired"}`)
+			http.Error(w, "Session expired", 403)
 		}, "not_mcp not_mcp not_mcp"},
 		{"initialize has failed", nil, func(w http.ResponseWriter, a inquiry, probe int) {
 			switch {

@@ -239,7 +239,8 @@ func (p *Prober) climb(ctx context.Context) finding {
 	router := false // a refusal that names the session: ping would get the same
 	if p.target.Era != Legacy {
 		f := p.discover(ctx)
-		if f.final || f.verdict == Ready && p.habit == modern || (f.reason == RateLimited || f.reason == NotMCP) && ctx.Err() == context.DeadlineExceeded {
+		late := ctx.Err() == context.DeadlineExceeded && (f.reason == RateLimited || f.reason == NotMCP) // its body never came
+		if f.final || late || f.verdict == Ready && p.habit == modern {
 			return p.settled(f)
 		}
 		if p.target.Era == Modern {

@@ -42,12 +42,28 @@ func startStateful(t *testing.T) (url string, sessions, asked *atomic.Int32) {
 	return srv.URL, sessions, asked
 }
 
-// Traefik is told to stop: no session of ours stays behind, who waits in vain is told so at
-// once, and while Traefik still serves, what was up is, and nothing is probed.
-func TestShutdown(t *testing.T) {
+// likeTraefik has the test listen for the signal, as Traefik does, beside the plugin.
+func likeTraefik(t *testing.T) chan os.Signal {
+	t.Helper()
 	traefik := make(chan os.Signal, 1)
 	signal.Notify(traefik, syscall.SIGTERM)
 	t.Cleanup(func() { signal.Stop(traefik); stopping.Store(false) })
+	return traefik
+}
+
+// terminate tells this process to stop, and returns when.
+func terminate(t *testing.T) time.Time {
+	t.Helper()
+	if err := syscall.Kill(syscall.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	return time.Now()
+}
+
+// Traefik is told to stop: no session of ours stays behind, who waits in vain is told so at
+// once, and while Traefik still serves, what was up is, and nothing is probed.
+func TestShutdown(t *testing.T) {
+	traefik := likeTraefik(t)
 	var urls [3]string
 	var sessions, asked [3]*atomic.Int32
 	for i := range urls {
@@ -67,10 +83,7 @@ func TestShutdown(t *testing.T) {
 	go func() { held <- call(fallback, 0).Code }()
 	await(t, "a call waits", func() bool { return g.held() == 1 })
 
-	start := time.Now()
-	if err := syscall.Kill(syscall.Getpid(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	start := terminate(t)
 	if code := <-held; code != 503 || time.Since(start) > 3*time.Second {
 		t.Errorf("the held call got %d after %s, want 503 at once", code, time.Since(start))
 	}
@@ -94,9 +107,7 @@ func TestShutdown(t *testing.T) {
 
 // A server that hangs as its session is ended keeps those who wait for another one no longer.
 func TestShutdownBesideOneThatHangs(t *testing.T) {
-	traefik := make(chan os.Signal, 1)
-	signal.Notify(traefik, syscall.SIGTERM)
-	t.Cleanup(func() { signal.Stop(traefik); stopping.Store(false) })
+	likeTraefik(t)
 	url, sessions, _ := startStateful(t)
 	there, _ := neturl.Parse(url)
 	proxy := httputil.NewSingleHostReverseProxy(there)
@@ -119,10 +130,7 @@ func TestShutdownBesideOneThatHangs(t *testing.T) {
 	held := make(chan int)
 	go func() { held <- call(fallback, 0).Code }()
 	await(t, "a call waits", func() bool { return g.held() == 1 })
-	start := time.Now()
-	if err := syscall.Kill(syscall.Getpid(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	start := terminate(t)
 	if code, took := <-held, time.Since(start); code != 503 || took > time.Second {
 		t.Errorf("the held call got %d after %s, want 503 within a second", code, took)
 	}
@@ -136,21 +144,16 @@ func TestShutdownBesideOneThatHangs(t *testing.T) {
 
 // Calls wait for a route, and there are no servers at all, as Traefik is told to stop.
 func TestShutdownWithoutServers(t *testing.T) {
-	traefik := make(chan os.Signal, 1)
-	signal.Notify(traefik, syscall.SIGTERM)
-	t.Cleanup(func() { signal.Stop(traefik); stopping.Store(false) })
+	likeTraefik(t)
 	await(t, "no servers", func() bool { return len(servers()) == 0 })
 	ctx, _ := onRouter(t, "app@file")
 	h := newHandler(t, ctx, http.NotFoundHandler(), Config{Mode: modeFallback, Hold: "5s"})
 	g := join("mcp@" + t.Name() + " on router app")
 	defer g.leave()
 	held := make(chan int)
-	start := time.Now()
 	go func() { held <- call(h, 0).Code }()
 	await(t, "a call waits", func() bool { return g.held() == 1 })
-	if err := syscall.Kill(syscall.Getpid(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	start := terminate(t)
 	if code, took := <-held, time.Since(start); code != 503 || took > time.Second {
 		t.Errorf("the held call got %d after %s, want 503 at once", code, took)
 	}
