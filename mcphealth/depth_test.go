@@ -398,7 +398,7 @@ func TestSlowIsNoExcuse(t *testing.T) {
 			if a.method != "initialize" {
 				time.Sleep(600 * time.Millisecond)
 			}
-			http.Error(w, "Session expired", 403)
+			http.Error(w, "Session expired", http.StatusForbidden)
 		}, "not_mcp not_mcp not_mcp"},
 		{"initialize has failed", nil, func(w http.ResponseWriter, a inquiry, probe int) {
 			switch {
