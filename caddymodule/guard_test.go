@@ -24,10 +24,12 @@ import (
 // guarded is a site with a guard in front of these upstreams, fast enough for
 // tests.
 func guarded(guard string, upstreams ...string) string {
-	return `mcp_guard {
-		` + guard + `
-	}
-	reverse_proxy ` + strings.Join(upstreams, " ") + ` {
+	return "mcp_guard {\n" + guard + "\n}\n" + balanced(upstreams...)
+}
+
+// balanced is a proxy that soon knows what becomes of its upstreams.
+func balanced(upstreams ...string) string {
+	return `reverse_proxy ` + strings.Join(upstreams, " ") + ` {
 		lb_policy mcp_health {
 			interval 200ms
 			fast     20ms

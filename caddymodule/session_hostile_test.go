@@ -321,21 +321,16 @@ func TestStickySeveralGuards(t *testing.T) {
 // and the other site's sessions have nothing to do with it.
 func TestStickyTagOfAnotherSite(t *testing.T) {
 	a, b, c := newReplica(t, "a"), newReplica(t, "b"), newReplica(t, "c")
-	key := "session_key " + secret + "\nhold 0\nsession_grace 300ms"
 	list(a.addr, c.addr)
-	e := newEdge(t, "", "handle /mcp {\nmcp_guard {\nsticky\n"+key+"\n}\n"+fmt.Sprintf(dynamicWays["policy"], "")+"\n}\nhandle {\n"+sticky(strings.TrimPrefix(key, "session_key "+secret), b.addr)+"\n}")
+	e := newEdge(t, "", "handle /mcp {\nmcp_guard {\nsticky\nsession_key "+secret+"\nhold 0\n}\n"+fmt.Sprintf(dynamicWays["policy"], "")+"\n}\nhandle {\n"+sticky("hold 0", b.addr)+"\n}")
 	id := e.openAt("a")
-	before := b.calls.Load()
-	start := time.Now()
-	for range 3 {
-		r := e.do(http.MethodPost, "/other", callBody("1"), "Mcp-Session-Id", id)
-		require.Equal(t, http.StatusNotFound, r.status, r.body)
-		time.Sleep(120 * time.Millisecond)
-	}
-	require.Greater(t, time.Since(start), 300*time.Millisecond) // longer than the grace
+	before, gone := b.calls.Load(), missing.Len()
+	r := e.do(http.MethodPost, "/other", callBody("1"), "Mcp-Session-Id", id)
+	require.Equal(t, http.StatusNotFound, r.status, r.body)
 	require.Equal(t, before, b.calls.Load())
+	require.Equal(t, gone, missing.Len(), "another site uses up its grace")
 	list(c.addr)
-	require.Equal(t, http.StatusServiceUnavailable, e.in(id).status, "another site has used up its grace")
+	require.Equal(t, http.StatusServiceUnavailable, e.in(id).status)
 }
 
 // An owner that the proxy itself takes for dead (health_uri, fail_duration) is gone as
@@ -396,11 +391,17 @@ const withHealth = "lb_retries 3\nhealth_uri /healthz\nhealth_interval 20ms\nhea
 // for it while it was there.
 func TestStickyEachAbsenceHasItsGrace(t *testing.T) {
 	a, b := newReplica(t, "a"), newReplica(t, "b")
-	with := sticky("hold 0\nsession_grace 400ms", a.addr, b.addr)
-	without := sticky("hold 0\nsession_grace 400ms", b.addr)
+	with, without := ended(balanced(a.addr, b.addr)), ended(balanced(b.addr))
 	refuse := refusing(a)
 	refusing(b)
-	checked := strings.Replace(with, "lb_retries 3", withHealth, 1)
+	checked, others := strings.Replace(with, "lb_retries 3", withHealth, 1), missing.Len()
+	noted := func() bool {
+		found := missing.Len() > others
+		for _, g := range serving.Load().groups {
+			g.each(func(m *member) { found = found || m.refused.Load() != nil })
+		}
+		return found
+	}
 	for name, way := range map[string]struct {
 		site        string
 		leave, back func(e *edge)
@@ -411,24 +412,22 @@ func TestStickyEachAbsenceHasItsGrace(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			e := newEdge(t, "", way.site)
 			id := e.openAt("a")
-			missed := func() reply { // by others first: a call in the session would show that it is there
-				eventually(t, func() bool {
+			for range 2 {
+				way.leave(e)
+				eventually(t, func() bool { // by others first: a call in the session would show that it is there
 					owners := ""
 					for range 10 {
 						owners += openedBy(e.open())
 					}
 					return !strings.Contains(owners, "a")
 				}, "still there")
-				return e.in(id)
+				require.Equal(t, http.StatusServiceUnavailable, e.in(id).status)
+				require.Equal(t, http.StatusNotFound, e.over(id).status)
+				require.True(t, noted())
+				way.back(e)
+				eventually(t, func() bool { return openedBy(e.open()) == "a" }, "never back")
+				eventually(t, func() bool { return !noted() }, "the next absence would be taken for this one")
 			}
-			way.leave(e)
-			require.Equal(t, http.StatusServiceUnavailable, missed().status)
-			way.back(e)
-			eventually(t, func() bool { return openedBy(e.open()) == "a" }, "never back")
-			time.Sleep(450 * time.Millisecond) // longer than the grace
-			way.leave(e)
-			require.Equal(t, http.StatusServiceUnavailable, missed().status, "lost at once")
-			way.back(e)
 			eventually(t, func() bool { return e.in(id).servedBy() == "a" }, "never found again")
 		})
 	}
@@ -456,14 +455,15 @@ func TestStickyOwnerThatOneProxyRefuses(t *testing.T) {
 // ask there: nobody says that its session is lost.
 func TestStickyOwnerIsBackInTheNextConfiguration(t *testing.T) {
 	a, b := newReplica(t, "a"), newReplica(t, "b")
-	with := sticky("hold 10s\nsession_grace 400ms", a.addr, b.addr)
+	with := sticky("hold 10m\nsession_grace 10m", a.addr, b.addr)
 	e := newEdge(t, "", with)
 	id := e.openAt("a")
-	e.load("", sticky("hold 10s\nsession_grace 400ms", b.addr))
+	e.load("", sticky("hold 10m\nsession_grace 10m", b.addr))
 	held, before := make(chan reply, 1), missing.Len()
 	go func() { held <- e.in(id) }()
 	eventually(t, func() bool { return missing.Len() > before }, "the owner is not missed")
 	e.load("", with)
+	eventually(t, func() bool { return len(held) > 0 }, "nobody sends it there")
 	r := <-held
 	require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
 	require.Equal(t, "1", r.header.Get("Retry-After"))
@@ -490,7 +490,7 @@ func TestStickyGraceOfTheFirstToKnow(t *testing.T) {
 // A call whose body is too large to hold.
 func TestStickyLargeBodies(t *testing.T) {
 	a, b := newReplica(t, "a"), newReplica(t, "b")
-	e := newEdge(t, "", sticky("session_grace 700ms", a.addr, b.addr))
+	e := newEdge(t, "", ended(balanced(a.addr, b.addr)))
 	waitState(t, a.addr, mcphealth.Up)
 	waitState(t, b.addr, mcphealth.Up)
 	id := e.openAt("a")
@@ -502,8 +502,7 @@ func TestStickyLargeBodies(t *testing.T) {
 	r := e.do(http.MethodPost, "/mcp", big, "Mcp-Session-Id", id)
 	require.Equal(t, http.StatusServiceUnavailable, r.status)
 	require.Equal(t, `"far"`, string(decodeOutage(t, r).ID))
-	time.Sleep(800 * time.Millisecond)
-	r = e.do(http.MethodPost, "/mcp", big, "Mcp-Session-Id", id)
+	r = e.do(http.MethodPost, "/over", big, "Mcp-Session-Id", id)
 	require.Equal(t, http.StatusNotFound, r.status)
 	require.Equal(t, `"far"`, string(decodeOutage(t, r).ID))
 	require.Equal(t, before, b.calls.Load())

@@ -119,6 +119,19 @@ func sticky(more string, upstreams ...string) string {
 	return guarded("sticky\nsession_key "+secret+"\n"+more, upstreams...)
 }
 
+// ended is what follows, with calls to /mcp in which the grace of an owner never ends,
+// and calls to /over, of the same sessions, in which it has ended as it begins.
+func ended(then string) string {
+	guard := "mcp_guard %s {\nsticky\nsession_key " + secret + "\nhold 0\nsession_grace %s\n}\n"
+	return "route {\n" + fmt.Sprintf(guard, "/mcp", "1h") + fmt.Sprintf(guard, "/over", "0") + "rewrite /over /mcp\n" + then + "\n}"
+}
+
+// over makes a call in a session when the grace is over; see ended.
+func (e *edge) over(session string) reply {
+	e.t.Helper()
+	return e.do(http.MethodPost, "/over", callBody("1"), "Mcp-Session-Id", session, "MCP-Protocol-Version", "2025-11-25")
+}
+
 // openAt opens sessions until one is owned by the replica of this name.
 func (e *edge) openAt(name string) string {
 	e.t.Helper()
@@ -182,7 +195,7 @@ func TestStickyDynamic(t *testing.T) {
 	for name, way := range dynamicWays {
 		t.Run(name, func(t *testing.T) {
 			list(a.addr, b.addr)
-			e := newEdge(t, "", "mcp_guard {\nsticky\nsession_grace 300ms\nhold 0\n}\n"+fmt.Sprintf(way, ""))
+			e := newEdge(t, "", ended(fmt.Sprintf(way, "")))
 			ids := []string{}
 			for range 30 {
 				ids = append(ids, e.open())
@@ -196,8 +209,7 @@ func TestStickyDynamic(t *testing.T) {
 			id := e.openAt("a")
 			list(b.addr) // the owner is gone from the list
 			require.Equal(t, http.StatusServiceUnavailable, e.in(id).status)
-			time.Sleep(350 * time.Millisecond)
-			r := e.in(id)
+			r := e.over(id)
 			require.Equal(t, http.StatusNotFound, r.status, r.body)
 			require.Equal(t, "route_absent", r.header.Get("X-Mcp-Health"))
 			list(a.addr, b.addr)
@@ -356,8 +368,7 @@ func TestStickyWaitsForTheOwner(t *testing.T) {
 	a.kill()
 	answer := make(chan reply, 1)
 	go func() { answer <- e.in(id) }()
-	waitState(t, a.addr, mcphealth.Down)
-	time.Sleep(200 * time.Millisecond)
+	eventually(t, func() bool { return heldBytes.Load() > 0 }, "the call is not held")
 	before := b.calls.Load()
 	a.revive() // the same process, in effect: it knows its sessions
 	require.Equal(t, "a", (<-answer).servedBy())
@@ -450,11 +461,11 @@ func TestStickyHoldEndsWithTheGrace(t *testing.T) {
 // request that misses it; named again, it is found again.
 func TestStickyOwnerIsRemoved(t *testing.T) {
 	a, b := newReplica(t, "a"), newReplica(t, "b")
-	options, others := "session_grace 400ms\nhold 0", missing.Len()
-	e := newEdge(t, "", sticky(options, a.addr, b.addr))
+	others := missing.Len()
+	e := newEdge(t, "", ended(balanced(a.addr, b.addr)))
 	id := e.openAt("a")
 	load := func(upstreams ...string) {
-		e.load("", sticky(options, upstreams...))
+		e.load("", ended(balanced(upstreams...)))
 		client.CloseIdleConnections() // a reload ends them; a POST on one is not repeated
 	}
 	load(b.addr)
@@ -466,9 +477,8 @@ func TestStickyOwnerIsRemoved(t *testing.T) {
 	require.Equal(t, "a", e.in(id).servedBy())
 	require.Equal(t, others, missing.Len())
 	load(b.addr)
-	require.Equal(t, http.StatusServiceUnavailable, e.in(id).status, "the grace begins anew")
-	time.Sleep(450 * time.Millisecond)
-	r = e.in(id)
+	require.Equal(t, http.StatusServiceUnavailable, e.in(id).status)
+	r = e.over(id)
 	require.Equal(t, http.StatusNotFound, r.status, r.body)
 	require.Equal(t, "route_absent", r.header.Get("X-Mcp-Health"))
 }

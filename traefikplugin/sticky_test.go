@@ -178,7 +178,8 @@ func TestStickySessions(t *testing.T) {
 func TestStickyOwnerIsAway(t *testing.T) {
 	a, b := startMCP(t), startMCP(t)
 	ctx, _ := onRouter(t, "app@file")
-	h := newHandler(t, ctx, stickyOf(a, b), Config{Sticky: true, Hold: "300ms", SessionGrace: "1s"})
+	next := stickyOf(a, b)
+	h := newHandler(t, ctx, next, Config{Sticky: true, Hold: "300ms", SessionGrace: "1h"})
 	awaitState(t, "up", a, b)
 	id, owner := openSession(t, h)
 	for owner != a.URL {
@@ -194,7 +195,7 @@ func TestStickyOwnerIsAway(t *testing.T) {
 	if rec.Code != 503 || rec.Header().Get("X-Mcp-Health") != "refused" || !strings.Contains(rec.Body.String(), `"id":9`) || time.Since(start) < 250*time.Millisecond {
 		t.Errorf("within the grace: %d %s after %s", rec.Code, rec.Body, time.Since(start))
 	}
-	time.Sleep(time.Second)
+	h = newHandler(t, ctx, next, Config{Sticky: true, Hold: "10s", SessionGrace: "0"})
 	rec = ask(h, `{"jsonrpc":"2.0","id":9,"method":"x"}`, sessionField, id)
 	if rec.Code != 404 || !strings.Contains(rec.Body.String(), `"sessionLost":true`) || !strings.Contains(rec.Body.String(), `"id":9`) {
 		t.Errorf("after it: %d %s", rec.Code, rec.Body)
