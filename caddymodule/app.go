@@ -186,9 +186,16 @@ func (a *App) govern() {
 	scheduler.SetLimits(a.limits())
 }
 
-// Stop gives the checkers back. They go on for a while, for the next
-// configuration may want them; if the process exits, they end here.
+// Stop gives the checkers back. They go on for a while, for the next configuration may
+// want them; if the process exits, all ends with the servers.
 func (a *App) Stop() error {
+	if !caddy.Exiting() {
+		a.stop()
+	}
+	return nil
+}
+
+func (a *App) stop() {
 	apps.remove(a)
 	serving.CompareAndSwap(a, nil)
 	if other := apps.current(); other != nil { // that before us, if we could not start
@@ -207,10 +214,6 @@ func (a *App) Stop() error {
 	if a.sharer != nil {
 		a.sharer.stop()
 	}
-	if caddy.Exiting() {
-		checkers.closeUnused(closeTimeout)
-	}
-	return nil
 }
 
 // announce logs a change of state and emits an event for it.
@@ -377,6 +380,12 @@ func (l *appList) remove(a *App) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.all = slices.DeleteFunc(l.all, func(o *App) bool { return o == a })
+}
+
+func (l *appList) list() []*App {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.all)
 }
 
 func (l *appList) current() *App {

@@ -185,6 +185,7 @@ func newGroup(ctx caddy.Context, handler *reverseproxy.Handler, check Check) (*g
 		buffering.Add(1)
 	}
 	app.adopt(g)
+	endWith(ctx)
 	return g, nil
 }
 

@@ -134,6 +134,7 @@ func (g *Guard) Provision(ctx caddy.Context) error {
 		g.HoldMax = defaultHoldMax
 	}
 	g.room = newRoom(nil, nil)
+	endWith(ctx)
 	if err := g.provisionSessions(ctx); err != nil {
 		return err
 	}
@@ -459,7 +460,7 @@ func (g *Guard) wait(t *transit, was *before, next caddyhttp.Handler, body []byt
 	defer held(group)()
 	place := room.enter()
 	looked := !t.ticket.pinned // others are not worth a last look
-	for atOnce || t.waitTurn(room, place, over) || !looked && r.Context().Err() == nil {
+	for atOnce || t.waitTurn(room, place, over) || !looked && !place.turned && r.Context().Err() == nil {
 		atOnce = false
 		looked = looked || !time.Now().Before(over)
 		was.restore(t, r)
@@ -521,7 +522,7 @@ func (t *transit) waitTurn(room *room, place *waiter, over time.Time) bool {
 	}
 	ctx, cancel := context.WithDeadline(t.req.Context(), until)
 	defer cancel()
-	return room.wait(ctx, place) || until.Before(over) && t.req.Context().Err() == nil
+	return room.wait(ctx, place) || until.Before(over) && !place.turned && t.req.Context().Err() == nil
 }
 
 // sendAgain makes the request ready to be sent on once more.

@@ -23,7 +23,8 @@ const (
 )
 
 // A room is where requests wait, in order, for an upstream to come back. Its one
-// goroutine runs while somebody waits.
+// goroutine runs while somebody waits. When the process is to exit, nobody waits longer
+// than lastWait: Caddy waits for them, and whoever waits for Caddy kills it.
 type room struct {
 	look  func() mcphealth.Tier // the best tier that a request could get now; nil: not known
 	nudge func()                // have upstreams probed now; nil: no way to
@@ -40,11 +41,12 @@ type room struct {
 // waiter is the place of one request in the queue. It keeps its place when it was
 // let go in vain and waits again.
 type waiter struct {
-	seq   uint64
-	tries int
-	after time.Time // not before, unless an upstream came back since
-	back  uint64
-	let   chan struct{}
+	seq    uint64
+	tries  int
+	after  time.Time // not before, unless an upstream came back since
+	back   uint64
+	let    chan struct{}
+	turned bool // away: the process exits
 }
 
 func newRoom(look func() mcphealth.Tier, nudge func()) *room {
@@ -59,7 +61,8 @@ func (r *room) enter() *waiter {
 	return &waiter{seq: r.nextSeq}
 }
 
-// wait blocks until it is w's turn, and reports false if ctx ends before.
+// wait blocks until it is w's turn, and reports false if ctx ends before, or w is turned
+// away.
 func (r *room) wait(ctx context.Context, w *waiter) bool {
 	r.mu.Lock()
 	w.let = make(chan struct{})
@@ -81,7 +84,7 @@ func (r *room) wait(ctx context.Context, w *waiter) bool {
 
 	select {
 	case <-w.let:
-		return true
+		return !w.turned
 	case <-ctx.Done():
 		r.leave(w)
 		return false
@@ -173,6 +176,16 @@ func (r *room) run() {
 	}
 }
 
+// turnAway lets all go that wait, without a turn.
+func (r *room) turnAway() (let []chan struct{}) {
+	for _, w := range r.queue {
+		w.turned = true
+		let = append(let, w.let)
+	}
+	r.queue = nil
+	return let
+}
+
 // tier is what the room goes by. Where nothing is known of the upstreams, a
 // request that got through proves for a second that others will.
 func (r *room) tier() mcphealth.Tier {
@@ -188,15 +201,17 @@ func (r *room) tier() mcphealth.Tier {
 }
 
 // release lets the first ones go that may: a batch if an upstream is up, one as a
-// scout if one might be, none if all are down. It returns their channels, for a waiter may
-// be back with another one by the time that they are closed, and how long until the next
-// one may.
+// scout if one might be, none if all are down. Unless one is up, all are turned away if
+// the process exits. It returns their channels, for a waiter may be back with another one
+// by the time that they are closed, and how long until the next one may.
 func (r *room) release(tier mcphealth.Tier) (let []chan struct{}, next time.Duration) {
 	most := batchSize
-	switch tier {
-	case mcphealth.TierSuspect:
+	switch {
+	case tier >= mcphealth.TierSuspect && leaving.Load():
+		return r.turnAway(), lastWait
+	case tier == mcphealth.TierSuspect:
 		most = 1
-	case mcphealth.TierDown:
+	case tier == mcphealth.TierDown:
 		return nil, lastWait
 	}
 	now, next := time.Now(), lastWait
