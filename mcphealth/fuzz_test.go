@@ -73,6 +73,7 @@ func FuzzSSE(f *testing.F) {
 		}
 	}
 	f.Add([]byte("\xef\xbb\xbfdata: a\r\rdata\rdata:  b\r\n\r\n\n:c\nevent: x\ndata:1\n\n"), 100)
+	f.Add([]byte("event\ndata:\n\n"), 100)
 	f.Fuzz(func(t *testing.T, stream []byte, limit int) {
 		limit &= 1<<16 - 1
 		in := &counting{r: bytes.NewReader(stream)}
@@ -118,7 +119,9 @@ func splitEvents(stream []byte) (events []sseEvent) {
 		case field == "data":
 			data = append(data, value)
 		case field == "event":
-			name = value
+			if name = value; name == "" {
+				name = "message"
+			}
 		}
 	}
 	return events
