@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -44,9 +45,11 @@ const (
 
 	// storeConns is how many questions are under way to the store at once, unless its URL
 	// says so (pool_size): 128, for 10,000 upstreams at 10 s are 2,000 questions in a
-	// second, and a store may be 50 ms away. storeBuffer is what each has: 4 KiB.
-	storeConns  = 128
-	storeBuffer = 4 << 10
+	// second, and a store may be 50 ms away. maxStoreConns is how many it may say: 10,000,
+	// what a Redis takes by default. storeBuffer is what each has: 4 KiB.
+	storeConns    = 128
+	maxStoreConns = 10_000
+	storeBuffer   = 4 << 10
 
 	// alarmLease is how long one edge alone looks into what several of them noticed.
 	alarmLease = time.Second
@@ -83,24 +86,33 @@ func parseStore(url string) (*redis.Options, error) {
 	if err != nil {
 		return nil, errShareURL
 	}
+	if options.PoolSize < 0 || options.PoolSize > maxStoreConns {
+		return nil, fmt.Errorf("share: pool_size %d: want a number from 1 to %d", options.PoolSize, maxStoreConns)
+	}
 	return options, nil
 }
 
-// newSharer makes a sharer for the store at url, whose placeholders are replaced.
+// newSharer makes a sharer for the store at url, whose placeholders are replaced. It dials
+// nobody yet. What else the URL may say to the client library is left out: connections
+// that are made in advance nobody would end if the configuration does not start, and of
+// some numbers the library makes a panic.
 func newSharer(url string, log *zap.Logger) (*sharer, error) {
-	options, err := parseStore(caddy.NewReplacer().ReplaceKnown(url, ""))
+	o, err := parseStore(caddy.NewReplacer().ReplaceKnown(url, ""))
 	if err != nil {
 		return nil, err
 	}
-	options.DialTimeout, options.ReadTimeout, options.WriteTimeout = storeTimeout, storeTimeout, storeTimeout
-	options.PoolTimeout = storeTimeout
-	options.PoolSize = or(options.PoolSize, storeConns)
-	options.ReadBufferSize, options.WriteBufferSize = storeBuffer, storeBuffer
-	options.ContextTimeoutEnabled = true
-	options.MaxRetries = -1
 	redis.SetLogger(quiet{})
-	return &sharer{client: redis.NewClient(options), local: isOwn(options.Network, options.Addr), log: log, done: make(chan struct{}),
-		pubsub: sharePrefix + "results:" + strconv.Itoa(options.DB)}, nil
+	client := redis.NewClient(&redis.Options{
+		Network: o.Network, Addr: o.Addr, TLSConfig: o.TLSConfig,
+		Username: o.Username, Password: o.Password, DB: o.DB,
+		Protocol: o.Protocol, ClientName: o.ClientName,
+		DialTimeout: storeTimeout, ReadTimeout: storeTimeout, WriteTimeout: storeTimeout,
+		PoolTimeout: storeTimeout, PoolSize: or(o.PoolSize, storeConns),
+		ReadBufferSize: storeBuffer, WriteBufferSize: storeBuffer,
+		ContextTimeoutEnabled: true, MaxRetries: -1,
+	})
+	return &sharer{client: client, local: isOwn(o.Network, o.Addr), log: log, done: make(chan struct{}),
+		pubsub: sharePrefix + "results:" + strconv.Itoa(o.DB)}, nil
 }
 
 // quiet drops what the client library would print of lost connections: the sharer says

@@ -116,6 +116,26 @@ func TestShareOwnAddresses(t *testing.T) {
 	}
 }
 
+// Whatever a URL asks of the client library, it makes neither a panic nor a connection
+// before the start.
+func TestShareURL(t *testing.T) {
+	const huge = "99999999999"
+	for _, size := range []string{"-1", huge} {
+		_, err := newSharer("redis://localhost?pool_size="+size, zap.NewNop())
+		require.ErrorContains(t, err, "pool_size "+size)
+	}
+	met := make(chan struct{}, 8)
+	url := "redis://" + speak(t, func(net.Conn) { met <- struct{}{} })
+	for _, option := range []string{"min_idle_conns=3", "min_idle_conns=" + huge, "max_idle_conns=" + huge, "max_active_conns=" + huge,
+		"max_concurrent_dials=-1", "pipeline_pool_size=" + huge, "pool_size=10000"} {
+		s, err := newSharer(url+"?"+option, zap.NewNop())
+		require.NoError(t, err, option)
+		require.Zero(t, s.client.Options().MinIdleConns, option)
+		s.stop()
+	}
+	require.Empty(t, met)
+}
+
 // fakeStore answers each question in its own way, those of the client library about
 // itself aside.
 func fakeStore(t *testing.T, answer func(asked string) string) (url string) {
