@@ -179,6 +179,22 @@ func TestDynamicUpstreamsAreForgotten(t *testing.T) {
 	}
 }
 
+// Nor is it kept that they could not be probed: clients may choose the names that a
+// source looks up, and so the addresses.
+func TestWarningsAreForgotten(t *testing.T) {
+	list()
+	newEdge(t, "", fmt.Sprintf(dynamicWays["policy"], ""))
+	g := groupOf(t)
+	for i := range 3 {
+		g.ensure([]string{fmt.Sprintf("{http.request.header.X%d}", i)})
+		require.Len(t, g.warned, 1)
+		for range 11 {
+			g.grow()
+		}
+	}
+	require.Empty(t, g.warned)
+}
+
 func TestDynamicUpstreamsAreBounded(t *testing.T) {
 	list()
 	newEdge(t, "", fmt.Sprintf(dynamicWays["policy"], ""))

@@ -555,6 +555,7 @@ func (g *group) grow() {
 	for dial, m := range old {
 		if age-m.seen.Load() > 10 {
 			m.release()
+			delete(g.warned, dial)
 			continue
 		}
 		all[dial] = m
