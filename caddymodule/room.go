@@ -188,8 +188,10 @@ func (r *room) turnAway() (let []chan struct{}) {
 
 // tier is what the room goes by. Where nothing is known of the upstreams, a
 // request that got through proves for a second that others will.
-func (r *room) tier() mcphealth.Tier {
+func (r *room) tier() (tier mcphealth.Tier) {
 	if r.look != nil {
+		defer caught("a look for upstreams") // the proxy may have a circuit breaker
+		tier = mcphealth.TierSuspect         // if that panics
 		return r.look()
 	}
 	r.mu.Lock()

@@ -75,6 +75,16 @@ func TestRoomLetsGoOnce(t *testing.T) {
 	close(w.let)
 }
 
+// What a look meets, such as a circuit breaker that panics, ends no process: whoever
+// waits goes as a scout, and meets it where net/http takes it.
+func TestRoomLookMayPanic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRoom(func() mcphealth.Tier { panic("a circuit breaker") }, nil)
+		require.True(t, r.wait(t.Context(), r.enter()))
+		r.wake()
+	})
+}
+
 func TestRoomSendsScouts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _, nudges := worldOf(mcphealth.TierSuspect)
