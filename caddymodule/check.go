@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -248,6 +249,8 @@ func (c Check) validate() error {
 		return fmt.Errorf("path '%s': want a path that begins with /", c.Path)
 	case strings.ContainsAny(path, "*#"):
 		return fmt.Errorf("path '%s': want the path of the endpoint, not a matcher: without * and #", c.Path)
+	case !isPath(path):
+		return fmt.Errorf("path '%s': want the path of a URL, without line breaks, and %% only as in %%20", c.Path)
 	}
 	if c.Era == string(mcphealth.EraUnknown) {
 		return fmt.Errorf("era '%s': want auto, modern, legacy or sse", c.Era)
@@ -275,6 +278,12 @@ func (c Check) validate() error {
 		return fmt.Errorf("want a positive duration")
 	}
 	return c.schedule().Validate()
+}
+
+// isPath reports whether a request can be made for it: if not, no upstream could be probed.
+func isPath(path string) bool {
+	_, err := url.Parse("http://localhost/" + path)
+	return err == nil
 }
 
 // validPlaceholders refuses those of requests: a probe is none.

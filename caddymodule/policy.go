@@ -54,6 +54,9 @@ func (p *Policy) Provision(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := mayFallBackTo(p.FallbackRaw); err != nil {
+		return err
+	}
 	p.fallback = reverseproxy.RandomSelection{}
 	if p.FallbackRaw != nil {
 		mod, err := ctx.LoadModule(p, "FallbackRaw")
@@ -62,20 +65,26 @@ func (p *Policy) Provision(ctx caddy.Context) error {
 		}
 		p.fallback = mod.(reverseproxy.Selector)
 	}
-	if err := mayFallBackTo(p.fallback); err != nil {
-		return err
-	}
 	p.group, err = newGroup(ctx, handler, p.Check)
 	return err
 }
 
-// mayFallBackTo refuses the policies that cannot choose from a part of the list.
-func mayFallBackTo(s reverseproxy.Selector) error {
-	switch s.(type) {
-	case *reverseproxy.WeightedRoundRobinSelection:
-		return errors.New("weighted_round_robin cannot be the fallback: its weights belong to positions in the list of upstreams, which change when one is left out")
-	case *Policy:
-		return errors.New("mcp_health cannot be its own fallback")
+// mayFallBackTo refuses the policies that cannot choose from a part of the list, also as
+// the fallback of the fallback.
+func mayFallBackTo(raw json.RawMessage) error {
+	for raw != nil {
+		var policy struct {
+			Name     string          `json:"policy"`
+			Fallback json.RawMessage `json:"fallback"`
+		}
+		_ = json.Unmarshal(raw, &policy) // what is no policy is refused as it is loaded
+		switch policy.Name {
+		case "weighted_round_robin":
+			return errors.New("weighted_round_robin cannot be the fallback: its weights belong to positions in the list of upstreams, which change when one is left out")
+		case "mcp_health":
+			return errors.New("mcp_health cannot be its own fallback")
+		}
+		raw = policy.Fallback
 	}
 	return nil
 }
@@ -366,10 +375,10 @@ func unmarshalFallback(d *caddyfile.Dispenser) (json.RawMessage, error) {
 	if !ok {
 		return nil, d.Errf("module %s (%T) is not a reverseproxy.Selector", id, mod)
 	}
-	if err := mayFallBackTo(sel); err != nil {
-		return nil, d.WrapErr(err)
-	}
 	raw, err := moduleJSON(sel, "policy", name)
+	if err == nil {
+		err = mayFallBackTo(raw)
+	}
 	return raw, atLine(d, err)
 }
 
