@@ -25,7 +25,9 @@ func init() {
 //   - GET /mcp_health/endpoints: by path, with availability and burn rates
 //   - GET /mcp_health/sessions: how many were lost with their upstream
 //
-// Ids stay the same as long as the upstream's settings do. Header values never show.
+// Ids stay the same as long as the upstream's settings do. Header values never show. A
+// POST that a browser sends for another site's page gets 403, unless `enforce_origin` lets
+// it pass.
 type Admin struct{}
 
 // CaddyModule returns the Caddy module information.
@@ -65,6 +67,9 @@ func (Admin) serveOne(w http.ResponseWriter, r *http.Request) error {
 	if e == nil || !slices.Contains([]string{"", "probe", "drain", "resume"}, action) {
 		return caddy.APIError{HTTPStatus: http.StatusNotFound, Err: fmt.Errorf("no such upstream: %s", r.URL.Path)}
 	}
+	if err := mayChange(w, r); err != nil {
+		return err
+	}
 	switch {
 	case action == "" && r.Method == http.MethodGet:
 		return writeJSON(w, http.StatusOK, detailOf(e, e.checker.Snapshot()))
@@ -92,6 +97,18 @@ func (Admin) serveSessions(w http.ResponseWriter, r *http.Request) error {
 		return notAllowed(r)
 	}
 	return writeJSON(w, http.StatusOK, map[string]int64{"lost": lostSessions.Load(), "missing_owners": int64(missing.Len())})
+}
+
+// otherSites finds out what a browser sends for the page of another site.
+var otherSites = http.NewCrossOriginProtection()
+
+// mayChange refuses that where it is no question: an admin's browser may meet any page.
+// Caddy looks at the origin itself with enforce_origin, and only then names it.
+func mayChange(w http.ResponseWriter, r *http.Request) error {
+	if err := otherSites.Check(r); err != nil && w.Header().Get("Access-Control-Allow-Origin") == "" {
+		return caddy.APIError{HTTPStatus: http.StatusForbidden, Err: err}
+	}
+	return nil
 }
 
 func notAllowed(r *http.Request) error {

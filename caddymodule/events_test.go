@@ -286,6 +286,40 @@ func admin(t *testing.T, method, path string) (int, string) {
 	return w.Code, w.Body.String()
 }
 
+// A page that an admin looks at drains nothing, whatever Caddy's own settings: a POST
+// without a body is one that browsers send for any page.
+func TestAdminRefusesPages(t *testing.T) {
+	a := newServer(t, "a")
+	newEdge(t, "", `mcp_proxy `+a.addr)
+	drain := func(before string, header ...string) error {
+		r := httptest.NewRequest(http.MethodPost, "http://localhost:2019"+adminPath+"/"+entryOf(a.addr).id+"/drain", nil)
+		for i := 0; i < len(header); i += 2 {
+			r.Header.Set(header[i], header[i+1])
+		}
+		w := httptest.NewRecorder()
+		if before != "" {
+			w.Header().Set("Access-Control-Allow-Origin", before) // as Caddy with enforce_origin
+		}
+		return Admin{}.serveOne(w, r)
+	}
+	for _, header := range [][]string{
+		{"Origin", "https://page.example", "Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "no-cors"},
+		{"Origin", "https://page.example"},
+		{"Origin", "null"},
+	} {
+		err := drain("", header...)
+		var api caddy.APIError
+		require.ErrorAs(t, err, &api, "%v", header)
+		require.Equal(t, http.StatusForbidden, api.HTTPStatus)
+		require.True(t, entryOf(a.addr).drainingSince().IsZero(), "%v", header)
+	}
+	for _, header := range [][]string{nil, {"Origin", "http://localhost:2019"}, {"Sec-Fetch-Site", "same-origin"}} {
+		require.NoError(t, drain("", header...), "%v", header)
+	}
+	err := drain("https://admin.example", "Origin", "https://admin.example", "Sec-Fetch-Site", "cross-site")
+	require.NoError(t, err, "Caddy itself allows it")
+}
+
 func TestAdmin(t *testing.T) {
 	a := newServer(t, "a")
 	site := `reverse_proxy ` + a.addr + ` {
