@@ -90,8 +90,8 @@ type Guard struct {
 	// which has it open a new one, or `503`. Default: `404`
 	OnLost string `json:"on_lost,omitempty"`
 
-	// How long the sessions of an upstream that drains go on; after that, it counts
-	// as down for them. Default: `10m`
+	// How long the sessions of an upstream that drains go on. After that they are lost
+	// while another upstream is up, unless `on_lost` is `503`. Default: `10m`
 	DrainTimeout caddy.Duration `json:"drain_timeout,omitempty"`
 
 	log     *zap.Logger
