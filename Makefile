@@ -117,9 +117,9 @@ FUZZTIME := 30s
 FUZZED := mcphealth traefikplugin $(if $(CI),,caddymodule)
 fuzz: ## the readers of hostile input and of configuration, FUZZTIME each
 	@for p in $(FUZZED); do for f in $$(grep -ho 'func Fuzz[A-Za-z0-9]*' $$p/*_test.go | cut -d' ' -f2); do \
-		go test ./$$p -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) || exit 1; done; done
+		.ci/fuzz go test ./$$p -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) || exit 1; done; done
 	$(if $(CI),go test $(RACE) -c -o bin/caddymodule.test ./caddymodule && cd caddymodule && \
-		../bin/caddymodule.test -test.run '^$$' -test.fuzz '^FuzzCaddyfile$$' -test.fuzztime 20s -test.fuzzcachedir $(CURDIR)/bin/fuzz)
+		../.ci/fuzz ../bin/caddymodule.test -test.run '^$$' -test.fuzz '^FuzzCaddyfile$$' -test.fuzztime 20s -test.fuzzcachedir $(CURDIR)/bin/fuzz)
 
 FLAKES := $(if $(CI),200,500)
 flake: ## the scheduler tests 500 times (200 in CI), the core three times with the race detector
