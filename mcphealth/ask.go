@@ -189,8 +189,7 @@ func (p *Prober) ask(ctx context.Context, q question) answer {
 	}
 	a.at = u
 	a.took = time.Since(start)
-	p.scrub(&a)
-	p.note(a)
+	p.note(&a)
 	return a
 }
 
@@ -416,7 +415,6 @@ func (a *answer) take(m *message, id string) bool {
 		a.otherID = true
 		return false
 	}
-	m.Error.cut()
 	a.kind, a.msg = rpcAnswer, m
 	return true
 }

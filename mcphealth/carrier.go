@@ -124,8 +124,7 @@ func (p *Prober) askCarried(ctx context.Context, q question) answer {
 		p.readCarried(ctx, &a, id)
 	}
 	a.took = time.Since(start)
-	p.scrub(&a)
-	p.note(a)
+	p.note(&a)
 	return a
 }
 

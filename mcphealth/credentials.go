@@ -142,16 +142,18 @@ func (p *Prober) redact(s string) string {
 // shownHeaders are those of an answer that a detail or a warning may quote.
 var shownHeaders = []string{"Content-Type", "Age", "X-Cache", "CF-Cache-Status"}
 
-// scrub redacts what of an answer may be shown.
+// scrub redacts what of an answer may be shown, and only then cuts it.
 func (p *Prober) scrub(a *answer) {
+	if a.msg != nil && a.msg.Error != nil {
+		a.msg.Error.Message = p.redact(a.msg.Error.Message)
+		a.msg.Error.cut()
+	}
 	if len(p.secrets) == 0 {
 		return
 	}
 	a.text = p.redact(a.text)
 	a.target = p.redact(a.target)
-	if a.msg != nil && a.msg.Error != nil {
-		a.msg.Error.Message = p.redact(a.msg.Error.Message)
-	}
+	a.event = p.redact(a.event)
 	if a.err != nil { // its class is known by now
 		if s := a.err.Error(); p.redact(s) != s {
 			a.err = errors.New(p.redact(s))

@@ -213,8 +213,7 @@ func (p *Prober) getHealth(ctx context.Context) answer {
 	a := answer{q: question{method: "GET " + p.target.HealthPath}}
 	p.readHealth(ctx, &a)
 	a.took = time.Since(start)
-	p.scrub(&a)
-	p.note(a)
+	p.note(&a)
 	return a
 }
 

@@ -882,6 +882,10 @@ func TestNoSecretInResult(t *testing.T) {
 		{"as its name", func(w http.ResponseWriter, a inquiry) {
 			answer200(w, a, `"result":{"supportedVersions":["2026-07-28","`+secretWord+`"],"capabilities":{},"serverInfo":{"name":"`+pad+secretWord+`","version":"Bearer `+secretWord+`"}}`)
 		}},
+		{"as an event's name", func(w http.ResponseWriter, a inquiry) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = fmt.Fprintf(w, "event: %s\ndata: {\"jsonrpc\":\"2.0\",\"id\":%s,\"result\":{}}\n\n", secretWord, a.id)
+		}},
 		{"in text", html(400, "X-A", "b", "no session for "+secretWord)},
 		{"in a page's type", html(200, "Content-Type", "text/"+secretWord, "x")},
 		{"in a redirect", html(302, "Location", "/login?was="+secretWord, "")},
@@ -918,6 +922,45 @@ func TestNoSecretInResult(t *testing.T) {
 				t.Errorf("the result holds the secret, or half of it: %s", b)
 			}
 		})
+	}
+}
+
+// Nor half of one that is longer than what is kept of an error.
+func TestNoHalfOfALongSecretInResult(t *testing.T) {
+	long := strings.Repeat("long-secret-", maxWords/12+1)
+	d := serveDepth(t, func(w http.ResponseWriter, a inquiry) {
+		answer200(w, a, `"error":{"code":-32000,"message":"bad token `+long+`"}`)
+	})
+	r := probeDepth(t, Target{URL: d.URL, Header: http.Header{"Authorization": {"Bearer " + long}}}, "alive rpc_error")
+	if strings.Contains(r.Detail, "secret") {
+		t.Errorf("the result holds the beginning of the secret: %s", r.Detail)
+	}
+}
+
+// Nor what a server of the event stream repeats of them.
+func TestNoSecretInResultOfAStream(t *testing.T) {
+	for name, first := range map[string]string{"the stream": "data: {}", "the POST": "event: endpoint\ndata: /post"} {
+		d := serveDepth(t, func(w http.ResponseWriter, a inquiry) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			if a.verb == http.MethodPost {
+				w.Header().Set("Content-Type", "text/"+secretWord)
+				w.WriteHeader(http.StatusUnauthorized)
+				return
+			}
+			w.Header().Set("X-Cache", "HIT "+secretWord)
+			_, _ = io.WriteString(w, first+"\n\n")
+		})
+		p, err := NewProber(Target{URL: d.URL, Era: SSE, Timeout: time.Second, Header: http.Header{"Authorization": {"Bearer " + secretWord}}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := json.Marshal(p.Probe(context.Background()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(strings.ToLower(string(b)), secretWord) {
+			t.Errorf("the result holds the secret that %s repeats: %s", name, b)
+		}
 	}
 }
 

@@ -53,9 +53,6 @@ const maxWords = 4 << 10
 
 // cut shortens what a hostile server may have blown up, and lets go of the rest.
 func (e *rpcError) cut() {
-	if e == nil {
-		return
-	}
 	if len(e.Message) > maxWords {
 		e.Message = string([]byte(e.Message[:maxWords]))
 	}

@@ -488,8 +488,10 @@ func (p *Prober) warn(format string, args ...any) {
 	p.warnings = append(p.warnings, w)
 }
 
-// note records one question and what its answer's headers give away.
-func (p *Prober) note(a answer) {
+// note records one question and what its answer's headers give away. From here on the
+// answer may be shown.
+func (p *Prober) note(a *answer) {
+	p.scrub(a)
 	outcome := "foreign"
 	switch {
 	case a.err != nil:
@@ -502,7 +504,7 @@ func (p *Prober) note(a answer) {
 		outcome = "text"
 	}
 	p.steps = append(p.steps, Step{Step: a.q.method, HTTPStatus: a.status, RPCCode: a.code(), Ms: millis(a.took), Outcome: outcome})
-	p.noteMove(a)
+	p.noteMove(*a)
 	if a.header == nil {
 		return
 	}

@@ -24,8 +24,7 @@ func (p *Prober) eventStream(ctx context.Context) finding {
 	a := answer{q: question{method: "initialize"}}
 	opened := p.openStream(ctx, &a)
 	if opened == nil {
-		p.scrub(&a)
-		p.note(a)
+		p.note(&a)
 		f := p.judge(a)
 		if a.err != nil {
 			return f
@@ -42,11 +41,11 @@ func (p *Prober) eventStream(ctx context.Context) finding {
 	if err != nil {
 		a.err = err
 		a.reason = bodyReason(ctx, err)
-		p.note(a)
+		p.note(&a)
 		return p.judge(a)
 	}
 	if post == nil {
-		p.note(a)
+		p.note(&a)
 		return finding{verdict: Dead, reason: NotMCP, a: a, detail: "the stream names no endpoint of the same origin to post to"}
 	}
 	return p.settled(p.overStream(ctx, a, events, post))
@@ -175,6 +174,7 @@ func (p *Prober) streamCarrier(opened answer, events *sseReader, post *url.URL) 
 		_ = resp.Body.Close()
 		if resp.StatusCode >= 300 {
 			c.refused = answer{q: question{method: "POST to the stream's endpoint"}, status: resp.StatusCode, header: resp.Header}
+			p.scrub(&c.refused)
 			return fmt.Errorf("POST to the stream's endpoint: HTTP status %d, want 200..299", resp.StatusCode)
 		}
 		return nil
