@@ -221,7 +221,7 @@ func (p *Prober) askAt(ctx context.Context, q question, u *url.URL) answer {
 		return a
 	}
 	p.read(&a, resp, id)
-	if a.err != nil && speaksFirst(a.status) && ctx.Err() != context.Canceled {
+	if a.err != nil && (a.page || speaksFirst(a.status)) && ctx.Err() != context.Canceled {
 		a.err = nil // the body could not be read, and need not be
 	}
 	if a.err != nil {
@@ -260,8 +260,9 @@ func (p *Prober) read(a *answer, resp *http.Response, id string) {
 		return
 	}
 	if a.page { // development servers and frameworks refuse a Host so; that proves nothing, but explains
-		b, _ := io.ReadAll(io.LimitReader(body, maxText))
+		b, err := io.ReadAll(io.LimitReader(body, maxText))
 		a.text = string(b)
+		a.err = err
 		return
 	}
 	r := readers.Get().(*bufio.Reader)

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -1376,5 +1377,75 @@ func TestNoPasswordInErrors(t *testing.T) {
 		if err == nil || strings.Contains(err.Error(), secretWord) {
 			t.Errorf("Validate(%q) = %v, want an error that does not repeat the password", url, err)
 		}
+	}
+}
+
+// A probe that is called off says so, wherever it was, and the next one begins as if there
+// had been none.
+func TestCanceled(t *testing.T) {
+	tests := []struct {
+		name  string
+		era   Era
+		times int // of cancellation
+		held  func(method string) (status int, media, begin string)
+		want  string // of the probe after them
+	}{
+		{"in the page of a 403", "", 1, func(string) (int, string, string) {
+			return 403, "text/html", "<html>"
+		}, "ready ok"},
+		{"in initialize", "", 2, func(method string) (int, string, string) {
+			if method == "initialize" {
+				return 200, "application/json", "{"
+			}
+			return 404, "", ""
+		}, "ready ok"},
+		{"in initialize over a stream", SSE, 1, func(method string) (int, string, string) {
+			if method != "" {
+				return 202, "", ""
+			}
+			return 200, "text/event-stream", "event: endpoint\ndata: /post\n\n"
+		}, "dead not_mcp"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				over := false
+				p, err := NewProber(Target{URL: "http://upstream.test/mcp", Era: tt.era}, NewForeignLine(roundTrip(func(r *http.Request) (*http.Response, error) {
+					var m message
+					if r.Body != nil {
+						_ = json.NewDecoder(r.Body).Decode(&m)
+					}
+					status, media, begin := 200, "application/json", fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,%s}`, m.ID, okInit)
+					if m.Method == "server/discover" || m.Method == "ping" {
+						status, begin = 404, ""
+					}
+					var rest io.Reader = strings.NewReader("")
+					if !over {
+						status, media, begin = tt.held(m.Method)
+					}
+					if !over && begin != "" {
+						ours, theirs := io.Pipe()
+						context.AfterFunc(r.Context(), func() { _ = theirs.CloseWithError(r.Context().Err()) })
+						rest = ours
+					}
+					return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {media}}, ContentLength: -1,
+						Body: io.NopCloser(io.MultiReader(strings.NewReader(begin), rest)), Request: r}, nil
+				})))
+				if err != nil {
+					t.Fatal(err)
+				}
+				for range tt.times {
+					ctx, cancel := context.WithCancel(t.Context())
+					time.AfterFunc(time.Second, cancel)
+					if r := p.Probe(ctx); r.Reason != Canceled {
+						t.Errorf("Probe, called off, = %s %s, want unknown canceled\n%s", r.Verdict, r.Reason, trail(r))
+					}
+				}
+				over = true
+				if r := p.Probe(t.Context()); string(r.Verdict)+" "+string(r.Reason) != tt.want {
+					t.Errorf("the next Probe = %s %s, want %s\n%s", r.Verdict, r.Reason, tt.want, trail(r))
+				}
+			})
+		})
 	}
 }

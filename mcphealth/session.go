@@ -41,7 +41,11 @@ const (
 
 func (s *session) tooSoon(now time.Time) bool { return s.fails > 1 && now.Before(s.next) }
 
+// failed notes a failed initialize; one that was called off says nothing.
 func (s *session) failed(now time.Time, f finding, talked bool) {
+	if f.reason == Canceled {
+		return
+	}
 	s.talked = talked
 	s.fails++
 	pause := initPause

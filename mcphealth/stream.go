@@ -135,6 +135,9 @@ func (p *Prober) overStream(ctx context.Context, opened answer, events *sseReade
 	defer func() { p.carrier = nil }()
 	a := p.ask(ctx, question{method: "initialize",
 		params: `{"protocolVersion":"2024-11-05","capabilities":{},"clientInfo":` + clientInfo + `}`})
+	if a.reason == Canceled {
+		return p.judge(a)
+	}
 	if a.kind != rpcAnswer {
 		if f := p.judge(p.carrier.refused); f.reason == AuthRequired || f.reason == CredentialsRejected || f.reason == RateLimited {
 			return f // the stream was open to all, what is posted is not
