@@ -59,6 +59,9 @@ func (p *Prober) inEra(method, params string) question {
 // hostile one has no end.
 const maxPages = 50
 
+// maxCursor is the longest cursor that is followed: 64 KiB. It is kept, and sent back.
+const maxCursor = 64 << 10
+
 // tools looks for the expected tools, page by page.
 func (p *Prober) tools(ctx context.Context) finding {
 	missing := map[string]bool{}
@@ -93,7 +96,7 @@ func (p *Prober) tools(ctx context.Context) finding {
 		for i := 0; i < len(list.Tools); i++ {
 			delete(missing, list.Tools[i].Name)
 		}
-		if cursor = list.NextCursor; cursor == "" {
+		if cursor = list.NextCursor; cursor == "" || len(cursor) > maxCursor {
 			break
 		}
 	}

@@ -1449,3 +1449,20 @@ func TestCanceled(t *testing.T) {
 		})
 	}
 }
+
+// A cursor goes back to the server and is remembered: none of megabytes is followed.
+func TestLongCursor(t *testing.T) {
+	lists := 0
+	d := serveDepth(t, sayModern(func(w http.ResponseWriter, a inquiry) bool {
+		if a.method != "tools/list" {
+			return false
+		}
+		lists++
+		answer200(w, a, `"result":{"tools":[],"nextCursor":"`+strings.Repeat("x", maxCursor+lists)+`"}`)
+		return true
+	}))
+	probeDepth(t, Target{URL: d.URL, ExpectTools: []string{"any"}}, "degraded tools_missing")
+	if lists != 1 {
+		t.Errorf("asked for %d pages, want 1", lists)
+	}
+}

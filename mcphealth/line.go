@@ -386,12 +386,20 @@ func (w *watchedConn) guard() {
 	}
 }
 
+// maxChatter is how many bytes a connection that is watched may still bring: 64 KiB, far
+// above the tickets of TLS and the pings of HTTP/2 that come within watchFor.
+const maxChatter = 64 << 10
+
 // wait reads until the other side ends the connection. What it may still send means
-// nothing here.
+// nothing here, but without end it would keep a processor busy.
 func wait(w *watchedConn) {
 	b := make([]byte, 64)
-	for err := error(nil); err == nil; {
-		_, err = w.c.Read(b)
+	n := 0
+	for left := maxChatter; left > 0; left -= n {
+		var err error
+		if n, err = w.c.Read(b); err != nil {
+			break
+		}
 	}
 	w.lost()
 }

@@ -374,3 +374,26 @@ func TestOwnEndIsNoEnd(t *testing.T) {
 		t.Errorf("the other side ended %d connections, want none", n)
 	}
 }
+
+// A server that talks on over a connection that is only watched keeps nobody busy: that
+// counts as its end.
+func TestWatchedConnectionIsQuiet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ours, theirs := net.Pipe()
+		said := 0
+		go func() {
+			for err := error(nil); err == nil; said++ {
+				_, err = theirs.Write(make([]byte, 64))
+			}
+		}()
+		l := NewPlainLine(&http.Transport{})
+		w := &watchedConn{c: ours, l: l, born: time.Now(), taken: true}
+		l.replace(w)
+		ended := 0
+		l.watchIdle(nil, func() { ended++ })
+		synctest.Wait()
+		if read := 64 * said; ended != 1 || read > 2*maxChatter {
+			t.Errorf("after %d bytes the end was told %d times, want once after %d", read, ended, maxChatter)
+		}
+	})
+}
