@@ -37,6 +37,7 @@ var answers = []struct {
 	{name: "nothing in it", bytes: "HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n", hold: true, kept: true, want: "dead not_mcp"},
 	{name: "a header without end", bytes: "HTTP/1.1 200 OK\r\nA: " + strings.Repeat("x", 2*maxHeader), hold: true, want: "dead not_mcp"},
 	{name: "no HTTP", bytes: "SSH-2.0-OpenSSH_9.2\r\n", hold: true, want: "dead not_mcp"},
+	{name: "no HTTP, about a certificate", bytes: "no-certificate\r\n", hold: true, want: "dead not_mcp"},
 	{name: "nothing", bytes: "", want: "dead reset"},
 	{name: "silence", bytes: "", hold: true, want: "dead timeout"},
 	{name: "half a header", bytes: "HTTP/1.1 200 OK\r\nContent-Ty", want: "dead not_mcp"},

@@ -16,20 +16,20 @@ var errorWords = []struct {
 	word   string
 	reason Reason
 }{
+	{"malformed HTTP", NotMCP}, // before all others, for it quotes the server
+	{"malformed MIME", NotMCP},
+	{"no such host", DNS}, // before the rest, for it quotes a name
+	{"lookup ", DNS},
 	{"server gave HTTP response to HTTPS client", TLS},
 	{"tls: ", TLS},
 	{"x509: ", TLS},
 	{"certificate", TLS},
-	{"no such host", DNS},
-	{"lookup ", DNS},
 	{"connection refused", Refused},
 	{"no route to host", Refused},
 	{"network is unreachable", Refused},
 	{"host is down", Refused},
 	{"no such file or directory", Refused},
 	{"permission denied", Refused},
-	{"malformed HTTP", NotMCP},
-	{"malformed MIME", NotMCP},
 	{"response headers exceeded", NotMCP},
 	{"net/http: invalid header field", ProbeRejected}, // ours: a credential that cannot be sent
 	{"invalid header", NotMCP},

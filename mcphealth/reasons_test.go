@@ -108,6 +108,11 @@ var fakes = []struct {
 				return nil, &net.OpError{Op: "dial", Net: "tcp", Err: err}
 			}}
 		}},
+	{name: "a name that does not resolve, with a word of TLS in it", want: "dead dns", transport: func() *http.Transport {
+		return &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+			return nil, errors.New("dial tcp: lookup certificates.internal on 127.0.0.53:53: no such host") // as Caddy's DialError has it
+		}}
+	}},
 	{name: "HTTP where HTTPS is expected", want: "dead tls",
 		says: map[string]reply{"*": discovery}, set: func(t *Target) { t.URL = "https" + strings.TrimPrefix(t.URL, "http") }},
 	{name: "a health document says no", want: "dead health_down",
