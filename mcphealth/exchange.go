@@ -28,9 +28,10 @@ var errHeaderTooLong = fmt.Errorf("server response headers exceeded %d bytes", m
 // connections that were idle.
 func NewPlainLine(t *http.Transport) *Line { return &Line{base: t, plain: true} }
 
-// isDirect reports whether req needs no transport.
+// isDirect reports whether req needs no transport. One to a name in another script does:
+// net/http's knows how to dial it (RFC 3492).
 func (l *Line) isDirect(req *http.Request) bool {
-	if !l.plain || req.URL.Scheme != "http" || l.base.ResponseHeaderTimeout != 0 || l.base.MaxResponseHeaderBytes != 0 {
+	if !l.plain || req.URL.Scheme != "http" || !isASCII(req.URL.Host) || l.base.ResponseHeaderTimeout != 0 || l.base.MaxResponseHeaderBytes != 0 {
 		return false
 	}
 	if l.base.Proxy == nil {
@@ -71,6 +72,15 @@ func (l *Line) exchange(req *http.Request) (*http.Response, error) {
 	}
 	resp.Body = x.reader()
 	return resp, nil
+}
+
+func isASCII(s string) bool {
+	for i := 0; i < len(s); i++ {
+		if s[i] > 0x7f {
+			return false
+		}
+	}
+	return true
 }
 
 // hostPort is where a plain URL leads.

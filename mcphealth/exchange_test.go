@@ -237,3 +237,22 @@ func TestExchangeWatchesNoBrokenConnection(t *testing.T) {
 		t.Error("the connection is watched")
 	}
 }
+
+// A name in another script is dialled as net/http's transport does, by a plain line, too.
+func TestExchangeDialsForeignNames(t *testing.T) {
+	for way, newLine := range lines {
+		got := ""
+		l := newLine(&http.Transport{DialContext: func(_ context.Context, _, addr string) (net.Conn, error) {
+			got = addr
+			return nil, io.EOF
+		}})
+		p, err := NewProber(Target{URL: "http://b\u00fccher.example/mcp"}, l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Probe(t.Context())
+		if want := "xn--bcher-kva.example:80"; got != want {
+			t.Errorf("%s: dialled %q, want %q", way, got, want)
+		}
+	}
+}
