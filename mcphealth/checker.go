@@ -118,7 +118,7 @@ func NewChecker(p *Prober, s Schedule) (*Checker, error) {
 // Target is what is asked.
 func (c *Checker) Target() Target { return c.p.target }
 
-// Start begins to probe, or goes on after a Pause, at once. Where it probes
+// Start begins to probe, or goes on after a Pause, at once or as the floor allows. Where it probes
 // already it does nothing.
 func (c *Checker) Start() {
 	c.mu.Lock()
@@ -128,7 +128,7 @@ func (c *Checker) Start() {
 	}
 	if !c.started || c.paused {
 		c.started, c.paused = true, false
-		c.due(c.share(c.sched.Floor))
+		c.due(c.patience(none))
 	}
 }
 

@@ -220,7 +220,7 @@ func (c *Checker) put(look alarm, spread time.Duration) {
 	}
 	if look == none {
 		if c.alarm == none {
-			c.due(c.sched.Interval + c.sched.Interval/5 + c.share(c.sched.Interval/10))
+			c.due(atLeast(c.sched.Interval+c.sched.Interval/5+c.share(c.sched.Interval/10), c.patience(none)))
 		}
 		return
 	}

@@ -399,3 +399,32 @@ func TestChangesAfterAPanic(t *testing.T) {
 		}
 	})
 }
+
+// A floor above the interval holds also where other edges tell, and after a Pause.
+func TestFloorHolds(t *testing.T) {
+	const floor = time.Minute
+	for name, do := range map[string]func(*Checker){
+		"Hear": func(c *Checker) { c.Hear("other", Result{Verdict: Ready, Reason: OK}) },
+		"Start": func(c *Checker) {
+			c.Pause()
+			c.Start()
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			b := &bubble{mode: "modern"}
+			c := b.checker(t, Schedule{Floor: floor, NoWatch: true})
+			for i := range 20 {
+				for b.probes() <= i {
+					time.Sleep(time.Second)
+				}
+				do(c)
+			}
+			synctest.Wait()
+			for i := 1; i < len(b.asked); i++ {
+				if d := b.asked[i].Sub(b.asked[i-1]); d < floor {
+					t.Fatalf("%s: probe %d %v after the one before, want at least %v", name, i, d, floor)
+				}
+			}
+		})
+	}
+}
