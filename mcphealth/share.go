@@ -12,8 +12,8 @@ import (
 // ErrShared is the class of shared results that are not to be believed.
 var ErrShared = errors.New("bad shared result")
 
-// maxShared is how large a shared result may be: 8 KiB; those that Share writes are a
-// quarter of it at most.
+// maxShared is how large a shared result may be: 8 KiB, far above what any server gives
+// cause for that does not want to. What such a one says of itself is then left out.
 const maxShared = 8 << 10
 
 // shared is a result as edges pass it on to each other.
@@ -33,9 +33,16 @@ type shared struct {
 // Share is r as JSON for other edges that check the same upstream: what it says, not
 // how it was found out, and not where.
 func (r Result) Share() []byte {
-	b, _ := json.Marshal(shared{Verdict: r.Verdict, Reason: r.Reason, Detail: r.Detail, Era: r.Era,
+	s := shared{Verdict: r.Verdict, Reason: r.Reason, Detail: r.Detail, Era: r.Era,
 		Versions: r.ProtocolVersions, Server: r.Server, HTTPStatus: r.HTTPStatus, RPCCode: r.RPCCode,
-		LatencyMs: r.LatencyMs, RetryAfterMs: r.RetryAfter.Milliseconds()}) // cannot fail: plain fields
+		LatencyMs: r.LatencyMs, RetryAfterMs: r.RetryAfter.Milliseconds()}
+	b, _ := json.Marshal(s) // cannot fail: plain fields
+	if len(b) > maxShared {
+		s.Detail = "" // one by one, for Yaegi
+		s.Versions = nil
+		s.Server = ServerInfo{}
+		b, _ = json.Marshal(s)
+	}
 	return b
 }
 

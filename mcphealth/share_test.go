@@ -400,6 +400,17 @@ func TestChangesAfterAPanic(t *testing.T) {
 	})
 }
 
+// What a server says of itself can be too long to be shared, but not what was found.
+func TestShareIsReadable(t *testing.T) {
+	p := &Prober{}
+	long := strings.Repeat("<", 2*maxWord) // six bytes each, in JSON
+	p.hear(ServerInfo{Name: long, Version: long}, []string{long, long, long, long, long, long, long, long, long, long, long, long})
+	r, err := ReadShared(Result{Verdict: Ready, Reason: OK, Era: Modern, Detail: long, ProtocolVersions: p.spoken, Server: p.info}.Share())
+	if err != nil || r.Verdict != Ready || r.Reason != OK || r.Era != Modern {
+		t.Errorf("ReadShared = %s %s %s, %v, want ready ok modern", r.Verdict, r.Reason, r.Era, err)
+	}
+}
+
 // A floor above the interval holds also where other edges tell, and after a Pause.
 func TestFloorHolds(t *testing.T) {
 	const floor = time.Minute
