@@ -115,7 +115,7 @@ func (s *Scheduler) set(t *turn, due time.Time) time.Time {
 // do not ask in step.
 func (s *Scheduler) together(due time.Time) time.Time {
 	step := time.Duration(1)
-	for wait := time.Until(due); step*2*slack < wait; {
+	for wait := time.Until(due); step < wait/(2*slack); { // no product: it could overflow
 		step *= 2
 	}
 	if late := due.Sub(s.born) % step; late > 0 {

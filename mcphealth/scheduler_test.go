@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"strings"
 	"sync"
@@ -390,5 +391,15 @@ func TestFloor(t *testing.T) {
 		until(t, all, Down, floor+time.Second)
 		time.Sleep(2 * time.Minute)
 		check("lost")
+	})
+}
+
+// However long a wait is, its moment is found.
+func TestTogetherInCenturies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		due := time.Now().Add(math.MaxInt64)
+		if got := NewScheduler(Limits{}).together(due); got.Before(due) {
+			t.Errorf("together(%v) = %v, want no earlier", due, got)
+		}
 	})
 }
