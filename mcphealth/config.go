@@ -204,6 +204,9 @@ func (t Target) validateQuestions() error {
 	if strings.ContainsAny(t.HealthPath, " #") || !printable(t.HealthPath) {
 		return fmt.Errorf("%w: health_path %q: want no space, no # and no control character", ErrTarget, t.HealthPath)
 	}
+	if _, err := url.ParseRequestURI(t.HealthPath); t.HealthPath != "" && err != nil {
+		return fmt.Errorf("%w: health_path %q: want after each %% the two hex digits of an escape", ErrTarget, t.HealthPath)
+	}
 	for i := 0; i < len(t.ExpectTools); i++ {
 		if t.ExpectTools[i] == "" {
 			return fmt.Errorf("%w: expect_tool %q: want the name of a tool", ErrTarget, "")
@@ -223,7 +226,7 @@ func (t Target) validateCall() error {
 		return nil
 	}
 	var args map[string]any
-	if t.CallArgs != "" && json.Unmarshal([]byte(t.CallArgs), &args) != nil {
+	if t.CallArgs != "" && (json.Unmarshal([]byte(t.CallArgs), &args) != nil || args == nil) {
 		return fmt.Errorf("%w: arguments of tool %q: %s: want a JSON object", ErrTarget, t.CallTool, t.CallArgs)
 	}
 	return nil

@@ -25,6 +25,8 @@ func TestTargetRefusesWhatCannotBeSent(t *testing.T) {
 		{"header name with a space", func(t *Target) { t.Header = http.Header{"Bad Name": {"x"}} }, "header name"},
 		{"empty header name", func(t *Target) { t.Header = http.Header{"": {"x"}} }, "header name"},
 		{"header value with a line break", func(t *Target) { t.Header = http.Header{"Authorization": {"secret-1\nX: y"}} }, "Authorization"},
+		{"health_path with a wrong escape", func(t *Target) { t.HealthPath = "/100%" }, "escape"},
+		{"arguments that are no object", func(t *Target) { t.CallTool, t.CallArgs = "echo", "null" }, "JSON object"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptrace"
+	"net/url"
 	"strings"
 	"time"
 )
@@ -222,8 +223,8 @@ func (p *Prober) getHealth(ctx context.Context) answer {
 
 func (p *Prober) readHealth(ctx context.Context, a *answer) {
 	u := *p.url
-	u.Path, u.RawQuery, _ = strings.Cut(p.target.HealthPath, "?")
-	u.RawPath = ""
+	to, _ := url.ParseRequestURI(p.target.HealthPath) // Validate has done it before
+	u.Path, u.RawPath, u.RawQuery = to.Path, to.RawPath, to.RawQuery
 	stage := &stage{}
 	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(ctx, stage.trace()), http.MethodGet, u.String(), nil)
 	if err != nil {

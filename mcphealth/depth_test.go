@@ -566,6 +566,25 @@ func TestHealthPath(t *testing.T) {
 	}
 }
 
+// What is escaped in health_path stays so.
+func TestHealthPathIsEscapedOnce(t *testing.T) {
+	const path = "/a%2Fb%20c/health?of=d%26e"
+	asked := ""
+	p, err := NewProber(Target{URL: "http://upstream.test/mcp", HealthPath: path}, NewForeignLine(roundTrip(func(r *http.Request) (*http.Response, error) {
+		if r.Method == http.MethodGet {
+			asked = r.URL.RequestURI()
+		}
+		return nil, io.EOF
+	})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Probe(t.Context())
+	if asked != path {
+		t.Errorf("asked for %s, want %s", asked, path)
+	}
+}
+
 // A health document that hangs leaves the question itself its time.
 func TestHealthPathHangs(t *testing.T) {
 	for _, begin := range []string{"", `{"status":`} {
