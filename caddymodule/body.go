@@ -278,11 +278,11 @@ func (b *body) hold(length int64, mine *budget, deadline time.Time) ([]byte, err
 	for {
 		n, err := r.Read(all[len(all):cap(all)])
 		all = all[:len(all)+n]
-		if err == io.EOF {
+		if err == io.EOF && len(all) <= maxHeldBody {
 			mine.unhold(cap(all) - len(all))
 			return all, nil
 		}
-		if err == errLost || errors.Is(err, os.ErrDeadlineExceeded) || err == nil && (len(all) > maxHeldBody || !time.Now().Before(deadline)) {
+		if err == io.EOF || err == errLost || errors.Is(err, os.ErrDeadlineExceeded) || err == nil && (len(all) > maxHeldBody || !time.Now().Before(deadline)) {
 			err = errNotHeld
 		}
 		if err == nil && len(all) == cap(all) {
