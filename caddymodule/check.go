@@ -342,7 +342,10 @@ func (c Check) whole() error {
 			return fmt.Errorf("%s '%s': there is no such placeholder; want one such as {env.*} or {file.*}, or the value", option[0], option[1])
 		}
 	}
-	c.Fast = 0 // of another place, maybe
+	if c.Interval > 0 {
+		c.Fast = 0 // of another place, maybe
+	}
+	c.Interval = or(c.Interval, caddy.Duration(mcphealth.Schedule{}.WithDefaults().Interval))
 	c.Timeout = or(c.Timeout, caddy.Duration(mcphealth.DefaultTimeout))
 	return c.contradictions()
 }

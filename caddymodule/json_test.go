@@ -27,6 +27,8 @@ func TestBadJSON(t *testing.T) {
 		{name: "path with a wrong escape", handler: proxyJSON(`{"policy":"mcp_health","path":"/a%zz/mcp"}`), want: "path '/a%zz/mcp'"},
 		{name: "path of two lines", handler: proxyJSON(`{"policy":"mcp_health","path":"/mcp\n"}`), want: "path '/mcp"},
 		{name: "interval", handler: proxyJSON(`{"policy":"mcp_health","interval":-1}`), want: "interval"},
+		{name: "fast above the default interval", handler: proxyJSON(`{"policy":"mcp_health","fast":"20s"}`), want: "fast 20s is longer than interval 10s"},
+		{name: "app's fast above the default interval", handler: proxyJSON(`{"policy":"mcp_health"}`), app: `{"fast":"20s"}`, want: "fast 20s is longer than interval 10s"},
 		{name: "timeout", handler: proxyJSON(`{"policy":"mcp_health","timeout":-1}`), want: "timeout"},
 		{name: "call", handler: proxyJSON(`{"policy":"mcp_health","call":{"tool":"a","arguments":[1]}}`), want: "want a JSON object"},
 		{name: "call without a tool", handler: proxyJSON(`{"policy":"mcp_health","call":{"tool":""}}`), want: "name of a tool"},
