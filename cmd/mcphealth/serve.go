@@ -61,7 +61,7 @@ func (s *serving) declare(fs *flag.FlagSet) {
 	fs.StringVar(&s.listen, "listen", defaultListen, "`host:port` to answer at")
 	fs.Func("target", "a server to answer for, as `NAME=URL`; may be repeated", appendTo(&s.named))
 	fs.DurationVar(&s.cache, "cache", serve.DefaultCache, "how long an answer is told without asking again, a `duration`")
-	fs.StringVar(&s.config, "config", "", "read all this, and more, from a YAML or JSON `file`; no other flag goes with it")
+	fs.StringVar(&s.config, "config", "", "read all this, and more, from a YAML or JSON `file`; no other flag goes with it, but --check")
 	fs.BoolVar(&s.check, "check", false, "say whether the flags or the file are right, and end")
 	s.declareTarget(fs)
 }
