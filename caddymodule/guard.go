@@ -679,8 +679,10 @@ func (g *Guard) unmarshalOption(d *caddyfile.Dispenser) (known bool, err error) 
 	case name == "sticky" && len(args) == 0:
 		args = []string{"on"}
 	case name == "old_session_keys" && len(args) > 0:
-		if slices.Contains(args, "") {
-			return true, d.Errf("bad value of '%s': %v", name, errNoSecret)
+		for _, secret := range args {
+			if err := validSecret(secret); err != nil {
+				return true, d.Errf("bad value of '%s': %v", name, err)
+			}
 		}
 		g.OldSessionKeys = args
 		return true, nil
@@ -695,6 +697,17 @@ func (g *Guard) unmarshalOption(d *caddyfile.Dispenser) (known bool, err error) 
 }
 
 var errNoSecret = errors.New("'': want a secret, or a placeholder such as {env.MCP_SESSION_KEY}")
+
+// validSecret refuses what no session key can be. Its error does not show it.
+func validSecret(s string) error {
+	if s == "" {
+		return errNoSecret
+	}
+	if n := len(strings.TrimSpace(s)); n < minSecret && withoutPlaceholders(s) == s {
+		return fmt.Errorf("%d bytes, want at least %d", n, minSecret)
+	}
+	return nil
+}
 
 func (g *Guard) setOption(name, arg string) (err error) {
 	switch name {
@@ -714,10 +727,7 @@ func (g *Guard) setOption(name, arg string) (err error) {
 			g.Sticky = *on
 		}
 	case "session_key":
-		if arg == "" {
-			return errNoSecret
-		}
-		g.SessionKey = arg
+		g.SessionKey, err = arg, validSecret(arg)
 	case "session_grace":
 		g.SessionGrace, err = parseDurationOrZero(arg)
 	case "on_lost":
