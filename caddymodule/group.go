@@ -103,6 +103,11 @@ func (m *member) isUp() bool {
 	return m.entry != nil && m.entry.checker.Snapshot().State == mcphealth.Up
 }
 
+// foundDown reports whether the member was found dead, be it that nobody asks it any more.
+func (m *member) foundDown() bool {
+	return m.entry != nil && m.entry.checker.Tier() == mcphealth.TierDown
+}
+
 // The group's reports to the checker. Those of a member without one go nowhere.
 func (m *member) sent() {
 	m.wanted()
@@ -616,7 +621,7 @@ func (g *group) outage(now time.Time) (mcphealth.Reason, time.Duration) {
 	members := 0
 	g.each(func(m *member) {
 		members++
-		if m.tier() != mcphealth.TierDown {
+		if !m.foundDown() {
 			return
 		}
 		s := m.entry.checker.Snapshot()

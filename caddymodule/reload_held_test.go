@@ -59,6 +59,10 @@ func TestRestingCheckersKeepNobodyWaiting(t *testing.T) {
 	require.Equal(t, mcphealth.TierDown, old.best())
 	e.load("", `respond "another"`)
 	require.Equal(t, mcphealth.TierSuspect, old.best())
+	reason, _ := old.outage(time.Now())
+	require.Equal(t, mcphealth.NotMCP, reason, "what is refused now, as where the process exits, tells it all the same")
+	reason, _ = (&pick{owner: (*old.static.Load())[0]}).ownersOutage(time.Now())
+	require.Equal(t, mcphealth.NotMCP, reason)
 	old.enter()
 	old.leave() // gives nothing back twice
 	require.Equal(t, 0, checkers.inUse(checkers.list()[0]))

@@ -362,7 +362,7 @@ func (p *pick) ownersOutage(now time.Time) (mcphealth.Reason, time.Duration) {
 	if m == nil {
 		m = p.member
 	}
-	if p.why != "" || m == nil || m.entry == nil || m.tier() != mcphealth.TierDown {
+	if p.why != "" || m == nil || !m.foundDown() {
 		return p.why, 0
 	}
 	s := m.entry.checker.Snapshot()
