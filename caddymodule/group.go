@@ -103,7 +103,7 @@ func (m *member) isUp() bool {
 	return m.entry != nil && m.entry.checker.Snapshot().State == mcphealth.Up
 }
 
-// foundDown reports whether the member was found dead, be it that nobody asks it any more.
+// foundDown reports whether the member was found dead, even if nobody asks it any more.
 func (m *member) foundDown() bool {
 	return m.entry != nil && m.entry.checker.Tier() == mcphealth.TierDown
 }

@@ -548,7 +548,7 @@ func (g *Guard) conclude(t *transit, was *before, f fate, reason mcphealth.Reaso
 		t.failed()
 		was.restore(t, t.req)
 		if ce := g.log.Check(zapcore.ErrorLevel, "upstream did not answer, the request may have been executed"); ce != nil {
-			ce.Write(zap.String("reason", string(reason)), zap.Error(err))
+			ce.Write(zap.String("upstream", upstreamOf(t.req, "hostport")), zap.String("reason", string(reason)), zap.Error(err))
 		}
 		t.hurry()
 		t.standIn(mcphealth.MayHaveRun(t.req.Method, mcphealth.RequestID(t.firstBytes(false)), reason))

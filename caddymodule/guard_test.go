@@ -8,6 +8,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -306,7 +308,8 @@ func TestGuardClientLeaves(t *testing.T) {
 // A server that took the call and then died may have executed it.
 func TestGuardNeverRepeatsWhatMayHaveRun(t *testing.T) {
 	a, b := newServer(t, "a"), newServer(t, "b")
-	e := newEdge(t, "", guarded("", a.addr, b.addr))
+	log := filepath.Join(t.TempDir(), "log")
+	e := newEdge(t, "log calls {\noutput file "+log+"\nlevel ERROR\n}", guarded("", a.addr, b.addr))
 	waitState(t, a.addr, mcphealth.Up)
 	waitState(t, b.addr, mcphealth.Up)
 	die := func(w http.ResponseWriter, r *http.Request) {
@@ -329,6 +332,11 @@ func TestGuardNeverRepeatsWhatMayHaveRun(t *testing.T) {
 		require.Empty(t, r.header.Get("Retry-After"))
 	}
 	require.Equal(t, int64(6), a.calls.Load()+b.calls.Load(), "calls were repeated")
+	lines, err := os.ReadFile(log)
+	require.NoError(t, err)
+	for _, s := range []*server{a, b} {
+		require.Equal(t, int(s.calls.Load()), strings.Count(string(lines), `"upstream":"`+s.addr+`"`), "%s", lines)
+	}
 }
 
 // Nor does it where the proxy itself calls requests repeatable, or where another handler

@@ -137,12 +137,19 @@ func (p *pick) ownerUnder(key *mcphealth.SessionKey, r *http.Request) (mcphealth
 	case p.dial != "":
 		return key.Owner(ownerName(p.dial)), true
 	}
+	address := upstreamOf(r, "address")
+	return key.Owner(address), address != ""
+}
+
+// upstreamOf is what reverse_proxy says of the upstream to which it sent r last: its
+// address, or its hostport, without the network; "" if there is none.
+func upstreamOf(r *http.Request, what string) string {
 	repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if !ok {
-		return 0, false
+		return ""
 	}
-	address, _ := repl.GetString("http.reverse_proxy.upstream.address")
-	return key.Owner(address), address != ""
+	s, _ := repl.GetString("http.reverse_proxy.upstream." + what)
+	return s
 }
 
 // ownerName is the address by which all edges call an upstream in tags.
