@@ -92,6 +92,9 @@ func (o *options) parse(fs *flag.FlagSet, args []string) error {
 		}
 		words, args = append(words, rest[0]), rest[1:]
 	}
+	if err := refuseEmpty(fs); err != nil {
+		return err
+	}
 	if o.stdio {
 		o.command = words
 		return o.checkStdio(fs)
@@ -101,6 +104,18 @@ func (o *options) parse(fs *flag.FlagSet, args []string) error {
 	}
 	o.target.URL = words[0]
 	return nil
+}
+
+// refuseEmpty refuses flags that are given without a word, as by a variable that is not
+// set: they would do nothing, and nobody would know.
+func refuseEmpty(fs *flag.FlagSet) error {
+	var err error
+	fs.Visit(func(f *flag.Flag) {
+		if v, ok := f.Value.(flag.Getter); ok && v.Get() == "" {
+			err = fmt.Errorf(`%s "": want a value, or the flag left out`, dashed(f.Name))
+		}
+	})
+	return err
 }
 
 // overHTTP are the flags that say nothing to a child process.

@@ -99,6 +99,9 @@ func (s *serving) settle(fs *flag.FlagSet) error {
 	if fs.NArg() > 0 {
 		return fmt.Errorf("want flags only, got the word %q; targets are --target NAME=URL", fs.Arg(0))
 	}
+	if err := refuseEmpty(fs); err != nil {
+		return err
+	}
 	if s.config != "" {
 		var other error
 		fs.Visit(func(f *flag.Flag) {
