@@ -34,6 +34,11 @@ type endpointDocument struct {
 // text to those who accept that rather.
 func serveStatus(rw http.ResponseWriter, req *http.Request) {
 	rw.Header().Set("Cache-Control", "no-store")
+	if req.Method != http.MethodGet && req.Method != http.MethodHead {
+		rw.Header().Set("Allow", "GET, HEAD")
+		http.Error(rw, "GET and HEAD only", http.StatusMethodNotAllowed)
+		return
+	}
 	if wantsMetrics(req.Header.Get("Accept")) {
 		rw.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 		_, _ = rw.Write([]byte(metrics()))

@@ -112,6 +112,19 @@ func (l *lines) String() string {
 	return l.text.String()
 }
 
+// The page is there to be read.
+func TestStatusTakesNoPost(t *testing.T) {
+	ctx, _ := onRouter(t, "status@file")
+	h := newHandler(t, ctx, http.NotFoundHandler(), Config{Mode: modeFallback, StatusPath: "/status"})
+	for method, want := range map[string]int{"GET": 200, "HEAD": 200, "POST": 405, "OPTIONS": 405} {
+		rec := httptest.NewRecorder()
+		h.ServeHTTP(rec, httptest.NewRequest(method, "/status", nil))
+		if allow := rec.Header().Get("Allow"); rec.Code != want || (want == 405) != (allow == "GET, HEAD") {
+			t.Errorf("%s: %d, Allow %q, want %d", method, rec.Code, allow, want)
+		}
+	}
+}
+
 // The query of an upstream may hold a key: it shows nowhere.
 func TestNoQueryShows(t *testing.T) {
 	logged := &lines{}
