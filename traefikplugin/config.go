@@ -201,6 +201,9 @@ func (c *Config) parseWords(s *settings) error {
 	}
 	s.paths = list(c.Paths)
 	if len(s.paths) == 0 {
+		if len(c.Paths) > 0 {
+			return bad("paths", "", "a path that begins with /")
+		}
 		s.paths = []string{"/mcp"}
 	}
 	for i := 0; i < len(s.paths); i++ {
@@ -263,6 +266,9 @@ func (c *Config) parseTarget(s *settings) error {
 		return err
 	}
 	s.upstreams = list(c.Upstreams)
+	if len(s.upstreams) == 0 && len(c.Upstreams) > 0 {
+		return bad("upstreams", "", "the URL of an MCP endpoint")
+	}
 	for i := 0; i < len(s.upstreams); i++ {
 		t := s.target
 		t.URL = s.upstreams[i]

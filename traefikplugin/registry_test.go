@@ -70,6 +70,8 @@ func TestConfig(t *testing.T) {
 		{"retryAfter", Config{RetryAfter: "ten"}, "retryAfter"},
 		{"retryAfter nothing", Config{RetryAfter: "0s"}, `retryAfter "0s": want a positive duration`},
 		{"expectTools without a name", Config{ExpectTools: []string{"echo", " "}}, `expectTools "": want the name of a tool`},
+		{"paths without one", Config{Paths: []string{" "}}, `paths "": want a path`},
+		{"upstreams without one", Config{Upstreams: []string{""}}, `upstreams "": want the URL`},
 		{"paths", Config{Paths: []string{"mcp"}}, "paths"},
 		{"paths with a query", Config{Paths: []string{"/mcp?key=s3cret"}}, `paths "/mcp?…": want a path, with * at the end alone and without a query`},
 		{"paths with a fragment", Config{Paths: []string{"/mcp#a"}}, "paths"},
