@@ -171,7 +171,8 @@ func (p *Prober) health(ctx context.Context) finding {
 	status := healthStatus(a.text)
 	detail := "GET " + p.target.HealthPath + ": " + describeHealth(a, clean(p.redact(status)))
 	switch {
-	case a.err != nil && a.reason != Canceled:
+	case a.reason == Canceled: // the question itself says so, too
+	case a.err != nil:
 		p.warn("health_path: %s", detail)
 	case status == "draining":
 		return finding{verdict: Degraded, reason: Draining, a: a, detail: detail, mcp: true}

@@ -1403,22 +1403,25 @@ func TestNoPasswordInErrors(t *testing.T) {
 // had been none.
 func TestCanceled(t *testing.T) {
 	tests := []struct {
-		name  string
-		era   Era
-		times int // of cancellation
-		held  func(method string) (status int, media, begin string)
-		want  string // of the probe after them
+		name   string
+		target Target
+		times  int // of cancellation
+		held   func(method string) (status int, media, begin string)
+		want   string // of the probe after them
 	}{
-		{"in the page of a 403", "", 1, func(string) (int, string, string) {
+		{"in the page of a 403", Target{}, 1, func(string) (int, string, string) {
 			return 403, "text/html", "<html>"
 		}, "ready ok"},
-		{"in initialize", "", 2, func(method string) (int, string, string) {
+		{"in a health document", Target{HealthPath: "/health"}, 1, func(string) (int, string, string) {
+			return 503, "application/json", "{"
+		}, "ready ok"},
+		{"in initialize", Target{}, 2, func(method string) (int, string, string) {
 			if method == "initialize" {
 				return 200, "application/json", "{"
 			}
 			return 404, "", ""
 		}, "ready ok"},
-		{"in initialize over a stream", SSE, 1, func(method string) (int, string, string) {
+		{"in initialize over a stream", Target{Era: SSE}, 1, func(method string) (int, string, string) {
 			if method != "" {
 				return 202, "", ""
 			}
@@ -1429,7 +1432,8 @@ func TestCanceled(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				over := false
-				p, err := NewProber(Target{URL: "http://upstream.test/mcp", Era: tt.era}, NewForeignLine(roundTrip(func(r *http.Request) (*http.Response, error) {
+				tt.target.URL = "http://upstream.test/mcp"
+				p, err := NewProber(tt.target, NewForeignLine(roundTrip(func(r *http.Request) (*http.Response, error) {
 					var m message
 					if r.Body != nil {
 						_ = json.NewDecoder(r.Body).Decode(&m)
