@@ -262,6 +262,11 @@ func (g *group) absent(now time.Time) time.Duration {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	for _, m := range g.members {
+		if !m.direct { // its configuration has ended, and since is not of that yet
+			return 0
+		}
+	}
 	return now.Sub(g.since)
 }
 

@@ -8,6 +8,7 @@ import (
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -320,6 +321,26 @@ func TestNotFound(t *testing.T) {
 	time.Sleep(350 * time.Millisecond)
 	if rec := call(h, 0); rec.Code != 404 {
 		t.Errorf("after absentAfter: %d, want 404", rec.Code)
+	}
+}
+
+// A route that goes after hours is absent from that instant on, and not since it was made:
+// its end is noted a little later than its configuration's, in a goroutine of its own.
+func TestAbsentFromTheEndOn(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // that goroutine comes after us
+	a := startMCP(t)
+	old, end := onRouter(t, "app@docker")
+	newHandler(t, old, balancerOf(fakeServer{URL: a.URL}), Config{})
+	awaitState(t, "up", a)
+	g := groups.m["mcp@"+t.Name()+" on router app"]
+	g.mu.Lock()
+	g.since = time.Now().Add(-time.Hour)
+	g.mu.Unlock()
+	ctx, _ := onRouter(t, "app@file")
+	end()
+	h := newHandler(t, ctx, http.NotFoundHandler(), Config{Mode: modeFallback, Hold: "0"})
+	if rec := call(h, 0); rec.Code != 503 {
+		t.Errorf("as its configuration ends: %d, want 503", rec.Code)
 	}
 }
 
