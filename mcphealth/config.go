@@ -113,7 +113,11 @@ func (t Target) Validate() error {
 		return fmt.Errorf("%w: url: credentials belong into a header, not into the URL", ErrTarget)
 	}
 	if (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
-		return fmt.Errorf("%w: url %q: want http://host[:port]/path or https://…", ErrTarget, t.URL)
+		shown, _, _ := strings.Cut(t.URL, "?") // after which a key may stand
+		if strings.Contains(t.URL, "@") {      // before which a password may
+			shown = "…"
+		}
+		return fmt.Errorf("%w: url %q: want http://host[:port]/path or https://…", ErrTarget, shown)
 	}
 	if err := t.validateWire(u); err != nil {
 		return err

@@ -18,6 +18,8 @@ func TestTargetRefusesWhatCannotBeSent(t *testing.T) {
 		want   string // in the error
 	}{
 		{"port out of range", func(t *Target) { t.URL = "http://127.0.0.1:99999/mcp" }, "port"},
+		{"no scheme", func(t *Target) { t.URL = "app:8000/mcp?key=secret-1" }, `"app:8000/mcp"`},
+		{"no scheme before a password", func(t *Target) { t.URL = "u:secret-1?@app/mcp" }, "url"},
 		{"port zero", func(t *Target) { t.URL = "http://127.0.0.1:0/mcp" }, "port"},
 		{"Host with a space", func(t *Target) { t.Host = "ev il" }, "host"},
 		{"Host with a path", func(t *Target) { t.Host = "example.com/x" }, "host"},

@@ -209,7 +209,7 @@ func (c *Config) parseWords(s *settings) error {
 	for i := 0; i < len(s.paths); i++ {
 		p := s.paths[i]
 		if !strings.HasPrefix(p, "/") {
-			return bad("paths", p, "a path that begins with /")
+			return bad("paths", withoutQuery(p), "a path that begins with /")
 		}
 		if strings.ContainsAny(strings.TrimSuffix(p, "*"), "*?#") { // no request would match
 			return bad("paths", withoutQuery(p), "a path, with * at the end alone and without a query, which the URL under upstreams may have")
@@ -217,10 +217,10 @@ func (c *Config) parseWords(s *settings) error {
 	}
 	s.statusPath = c.StatusPath
 	if s.statusPath != "" && !strings.HasPrefix(s.statusPath, "/") {
-		return bad("statusPath", s.statusPath, "a path that begins with /")
+		return bad("statusPath", withoutQuery(s.statusPath), "a path that begins with /")
 	}
 	if strings.ContainsAny(s.statusPath, "*?#") {
-		return bad("statusPath", s.statusPath, "one path, without * and without a query")
+		return bad("statusPath", withoutQuery(s.statusPath), "one path, without * and without a query")
 	}
 	return nil
 }

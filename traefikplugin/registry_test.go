@@ -79,6 +79,9 @@ func TestConfig(t *testing.T) {
 		{"paths that no URL has", Config{Paths: []string{"/mcp%zz"}}, `paths "/mcp%zz": want a path that can stand in a URL`},
 		{"statusPath", Config{StatusPath: "s"}, "statusPath"},
 		{"statusPath with a star", Config{StatusPath: "/status*"}, `statusPath "/status*": want one path`},
+		{"paths with a URL", Config{Paths: []string{"http://a/mcp?key=s3cret"}}, `paths "http://a/mcp?…": want a path that begins`},
+		{"statusPath without a slash", Config{StatusPath: "status?key=s3cret"}, `statusPath "status?…": want a path that begins`},
+		{"statusPath with a query", Config{StatusPath: "/status?key=s3cret"}, `statusPath "/status?…": want one path`},
 		{"headers", Config{Headers: map[string]string{"A b": "c"}}, `headers: header name "A b"`},
 		{"headers of the probe's own", Config{Headers: map[string]string{"accept": "s3cret"}}, "headers: header Accept contradicts"},
 		{"headers with a control character", Config{Headers: map[string]string{"X-A": "s3cret\x01"}}, "headers: value of header X-A"},
@@ -87,6 +90,7 @@ func TestConfig(t *testing.T) {
 		{"host", Config{Host: "http://x"}, `host "http://x": want`},
 		{"host of a template", Config{Host: "{host}"}, `host "{host}": want`},
 		{"upstreams", Config{Upstreams: []string{"http://a/mcp", "b"}}, "upstreams"},
+		{"upstreams without a scheme", Config{Upstreams: []string{"app:8000/mcp?key=s3cret"}}, `url "app:8000/mcp": want http://host`},
 		{"upstreams with a password", Config{Upstreams: []string{"http://u:s3cret@a/mcp"}}, "upstreams"},
 	}
 	for _, tt := range tests {
