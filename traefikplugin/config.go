@@ -260,6 +260,9 @@ func (c *Config) parseTarget(s *settings) error {
 		if s.target.Header == nil {
 			s.target.Header = http.Header{}
 		}
+		if s.target.Header.Values(k) != nil { // of two, chance would send one
+			return fmt.Errorf("%w: headers %q: want it once, whether in capitals or not", errConfig, http.CanonicalHeaderKey(k))
+		}
 		s.target.Header.Set(k, v)
 	}
 	if err := s.validProbe(); err != nil {

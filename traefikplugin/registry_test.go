@@ -83,6 +83,7 @@ func TestConfig(t *testing.T) {
 		{"statusPath without a slash", Config{StatusPath: "status?key=s3cret"}, `statusPath "status?…": want a path that begins`},
 		{"statusPath with a query", Config{StatusPath: "/status?key=s3cret"}, `statusPath "/status?…": want one path`},
 		{"headers", Config{Headers: map[string]string{"A b": "c"}}, `headers: header name "A b"`},
+		{"headers in two spellings", Config{Headers: map[string]string{"x-a": "s3cret", "X-A": "b"}}, `headers "X-A": want it once`},
 		{"headers of the probe's own", Config{Headers: map[string]string{"accept": "s3cret"}}, "headers: header Accept contradicts"},
 		{"headers with a control character", Config{Headers: map[string]string{"X-A": "s3cret\x01"}}, "headers: value of header X-A"},
 		{"headers with a secret", Config{Headers: map[string]string{"Authorization": "s3cret\n"}}, "headers"},
