@@ -28,6 +28,8 @@ const (
 	// maxKnown is how many sessions a router knows the owners of: 10,000, some MB. Of
 	// others each request reads the tag anew.
 	maxKnown = 10_000
+	// maxPath is the longest path that one is known for: 1 KiB. Clients may choose up to 1 MiB.
+	maxPath = 1 << 10
 )
 
 // sticky brings the requests of a session to the server that opened it. The owner
@@ -139,9 +141,12 @@ func enter(s *sticky, rw http.ResponseWriter, req *http.Request) {
 // learn has the next requests of a session whose owner is up as it stands, and that are
 // for the same path, go on at once.
 func (s *sticky) learn(path string, t *ticket, i int, now *standing) {
+	if len(path) > maxPath {
+		return
+	}
 	value := s.names.value[i]
 	known := &ticket{given: t.given, again: []string{t.given}, id: t.id, owner: t.owner, pinned: true, chosen: value, by: s.names,
-		sent: []string{t.id}, cookie: []string{s.names.cookie + "=" + value}, path: path}
+		sent: []string{t.id}, cookie: []string{s.names.cookie + "=" + value}, path: strings.Clone(path)} // not the whole line that it came in
 	if _, ok := s.known.LoadOrStore(t.given, known); !ok && s.n.Add(1) > maxKnown {
 		s.n.Add(-1)
 		s.known.Range(func(id, _ interface{}) bool {

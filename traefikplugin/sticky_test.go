@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"reflect"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -615,6 +616,35 @@ func TestStickyKnowsOnePath(t *testing.T) {
 			t.Errorf("path %q, id %q: %s, want the id as it came", tt.path, tt.id, got)
 		}
 	}
+}
+
+// What is known of a session is small, whatever paths and queries its clients choose.
+func TestStickyKnowsNoLongPaths(t *testing.T) {
+	a := startMCP(t)
+	next := stickyOf(a)
+	ctx, _ := onRouter(t, "app@file")
+	h := newHandler(t, ctx, next, Config{Sticky: true, Paths: []string{"/mcp*"}})
+	awaitState(t, "up", a)
+	s := stickyBehind(next)
+	long := strings.Repeat("x", 1<<20-1<<12)
+	size := func() int64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	for _, target := range []string{"/mcp/" + long, "/mcp?" + long} {
+		before := size()
+		for i := range 50 {
+			req := httptest.NewRequest(http.MethodPost, target, strings.NewReader("call"))
+			req.Header.Set(sessionField, s.names.key.Tag(fmt.Sprint(a.URL, target[:5], i), s.names.owner[0]))
+			h.ServeHTTP(httptest.NewRecorder(), req)
+		}
+		if more := size() - before; more > 10<<20 {
+			t.Errorf("50 sessions at %.8s…: %d MiB more, want none", target, more>>20)
+		}
+	}
+	runtime.KeepAlive(h)
 }
 
 // A request on the short way whose owner goes, and that opens a session in the next
